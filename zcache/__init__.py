@@ -1,0 +1,73 @@
+"""zcache: a small, fast and trustworthy training cache for medical volumes.
+
+Change one import line of a MONAI training script::
+
+    from zcache import PersistentDataset      # was: from monai.data import PersistentDataset
+
+Names are loaded on first use, so that ``import zcache`` costs neither torch nor monai.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zcache.cache import Cache
+    from zcache.errors import (
+        CacheConfigError,
+        CacheWriteError,
+        EntryDamagedError,
+        FingerprintError,
+        UnstorableError,
+        ZCacheError,
+        ZCacheWarning,
+    )
+    from zcache.stats import CacheStats
+    from zcache.training.dataset import CacheNTransDataset, PersistentDataset
+    from zcache.training.split import uncached
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cache",
+    "CacheConfigError",
+    "CacheNTransDataset",
+    "CacheStats",
+    "CacheWriteError",
+    "EntryDamagedError",
+    "FingerprintError",
+    "PersistentDataset",
+    "UnstorableError",
+    "ZCacheError",
+    "ZCacheWarning",
+    "uncached",
+]
+
+_ROOMS = {
+    "Cache": "zcache.cache",
+    "CacheConfigError": "zcache.errors",
+    "CacheNTransDataset": "zcache.training.dataset",
+    "CacheStats": "zcache.stats",
+    "CacheWriteError": "zcache.errors",
+    "EntryDamagedError": "zcache.errors",
+    "FingerprintError": "zcache.errors",
+    "PersistentDataset": "zcache.training.dataset",
+    "UnstorableError": "zcache.errors",
+    "ZCacheError": "zcache.errors",
+    "ZCacheWarning": "zcache.errors",
+    "uncached": "zcache.training.split",
+}
+
+
+def __getattr__(name: str) -> Any:
+    room = _ROOMS.get(name)
+    if room is None:
+        raise AttributeError(f"module 'zcache' has no attribute {name!r}")
+    value = getattr(import_module(room), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

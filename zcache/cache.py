@@ -1,0 +1,383 @@
+"""The cache: get an item, put an item, flush; a shared store on disk that never stops the program using it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar, overload
+
+import numpy as np
+
+from zcache.encoding.chunking import Region, parse_chunks
+from zcache.encoding.layout import EntryRecord, parse_entry
+from zcache.encoding.narrowing import Precision
+from zcache.encoding.payload import EncodedItem, Json, LeafCodec, decode_item, encode_item
+from zcache.encoding.shard import BloscCodec
+from zcache.errors import CacheConfigError, CacheWriteError, EntryDamagedError, UnstorableError, ZCacheWarning
+from zcache.stats import SKIP_REASONS, CacheStats, Counters
+from zcache.storage.pool import WriterPool
+from zcache.storage.reader import read_array
+from zcache.storage.store import Store
+from zcache.storage.writer import WriteSettings, write_entry
+
+__all__ = ["Cache", "parse_bytes"]
+
+D = TypeVar("D")
+
+_REASON_OF_ERRNO: Final = {
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+    errno.EROFS: "read_only",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+}
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    item: EncodedItem
+    about: Json
+
+
+class Cache:
+    """A store of items by key, filled in the background.
+
+    The torch-free heart of `zcache.PersistentDataset`: safe in threads, in forked and spawned processes, and between
+    hosts that share the directory.
+
+    Parameters
+    ----------
+    cache_dir : path
+        Directory of the store; made when the first item is written.
+    codec : str
+        Blosc compressor: ``"lz4"`` (default, fast), ``"lz4hc"``, ``"zstd"``, ``"zlib"``, ``"blosclz"``.
+    clevel : int
+        Compression level, 0 to 9.
+    chunks : "auto" or sequence of int
+        Extents of a chunk along the last axes of each array, in voxels.
+    precision : str or float
+        ``"lossless"``; or, for non-integral floats only, the largest absolute error allowed, or ``"float16"``,
+        ``"uint16"``, ``"uint8"``.
+    writers : int
+        Threads that encode and write.
+    max_pending_bytes : int or str
+        Memory that items waiting to be written may hold, in bytes or as in ``"1GiB"``.
+    on_error : "warn" or "raise"
+        ``"warn"``: what cannot be cached is counted and warned of once, and the program goes on.
+    read_only : bool
+        Never write, not even to mend a damaged entry.
+    leaf_codecs : iterable of LeafCodec
+        Types beyond Python's and numpy's that items may hold.
+
+    Raises
+    ------
+    CacheConfigError
+        An argument cannot work; the message says what can.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np
+    >>> with tempfile.TemporaryDirectory() as d, Cache(d) as cache:
+    ...     item = cache.put("0" * 32, {"image": np.arange(10000.0), "age": 63})
+    ...     cache.flush()
+    ...     cache.get("0" * 32)["age"], cache.stats.stored
+    (63, 1)
+    """
+
+    def __init__(
+        self,
+        cache_dir: str | os.PathLike[str],
+        *,
+        codec: str = "lz4",
+        clevel: int = 5,
+        chunks: str | Iterable[int] = "auto",
+        precision: str | float | Precision = "lossless",
+        writers: int = 2,
+        max_pending_bytes: int | str = "1GiB",
+        on_error: Literal["warn", "raise"] = "warn",
+        read_only: bool = False,
+        leaf_codecs: Iterable[LeafCodec] = (),
+    ) -> None:
+        if on_error not in ("warn", "raise"):
+            raise CacheConfigError(f"on_error={on_error!r} is neither 'warn' nor 'raise'")
+        if type(writers) is not int or writers < 1:
+            raise CacheConfigError(f"writers={writers!r} is not a positive integer")
+        checked = BloscCodec(codec, clevel)
+        self._settings = WriteSettings(checked.cname, checked.clevel, parse_chunks(chunks), Precision.parse(precision))
+        self._store = Store(cache_dir)
+        self._writers = writers
+        self._max_pending_bytes = parse_bytes(max_pending_bytes)
+        self._raise = on_error == "raise"
+        self._read_only = read_only
+        self._leaf_codecs = tuple(leaf_codecs)
+        self._counters = Counters()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pool: WriterPool[_Job] = WriterPool(
+            self._write, self._write_failed, writers=self._writers, max_pending_bytes=self._max_pending_bytes
+        )
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._troubles: list[tuple[str, str, BaseException]] = []
+        self._warned: set[str] = set()
+        self._damaged: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_pool", "_pid", "_lock", "_troubles", "_warned", "_damaged"}
+        return {k: v for k, v in self.__dict__.items() if k not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    @property
+    def cache_dir(self) -> Path:
+        """Directory of the store."""
+        return self._store.cache_dir
+
+    @property
+    def precision(self) -> Precision:
+        """What non-integral floats may lose."""
+        return self._settings.precision
+
+    @property
+    def stats(self) -> CacheStats:
+        """Counts so far, those of worker processes included."""
+        return self._counters.read()
+
+    @overload
+    def get(self, key: str) -> Any: ...
+    @overload
+    def get(self, key: str, default: D) -> Any | D: ...
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the item of a key, or `default` on a miss.
+
+        What is returned belongs to the caller. An entry that is damaged, of another format or unreadable is a miss:
+        counted, warned of once, and replaced by the next `put` of that key.
+
+        Raises
+        ------
+        CacheWriteError, EntryDamagedError
+            With ``on_error="raise"`` only.
+        """
+        self._report()
+        job = self._pool.pending(key)
+        if job is not None:
+            self._counters.add(inflight_hits=1)
+            return self._restored(job.item)
+        with self._reading(key):
+            record = parse_entry(self._store.read_document(key))
+            item = decode_item(record.tree, lambda name: self._read(key, record, name), self._leaf_codecs)
+            self._counters.add(hits=1)
+            return item
+        self._counters.add(misses=1)
+        self._report()
+        return default
+
+    def get_region(self, key: str, name: str, region: Region) -> np.ndarray | None:
+        """Return a box of one array of an entry, reading only the chunks that overlap it; None on a miss.
+
+        Parameters
+        ----------
+        key : str
+            The entry.
+        name : str
+            The array, as named in the entry.
+        region : tuple of (int, int)
+            Half-open (start, stop) per axis, in voxels, inside the array.
+
+        Raises
+        ------
+        IndexError
+            `region` does not lie inside the array.
+        """
+        with self._reading(key):
+            record = parse_entry(self._store.read_document(key))
+            return self._read(key, record, name, region)
+        return None
+
+    def put(self, key: str, item: Any, about: Json = None) -> Any:
+        """Hand an item over to be written in the background; return it as `get` would.
+
+        The item is copied before this returns, so the caller may do with it what it likes. Arrays come back
+        C-contiguous, tensors detached: a miss and a hit are the same.
+
+        Parameters
+        ----------
+        key : str
+            32 lower-case hexadecimal digits (see `zcache.keys`).
+        item : object
+            Any nesting of containers and leaves; not changed.
+        about : Json, optional
+            A dict for people who look at the entry later, such as its source and pipeline.
+
+        Raises
+        ------
+        CacheWriteError, UnstorableError
+            With ``on_error="raise"`` only.
+        """
+        self._store.entry_path(key)  # a malformed key is the caller's mistake, not the disk's
+        try:
+            snapshot = encode_item(item, self._leaf_codecs).snapshot()
+            result = self._restored(snapshot)
+        except UnstorableError as e:
+            self._trouble("unstorable", f"item {key}", e)
+            self._report()
+            return item
+        except MemoryError as e:
+            self._trouble("memory", f"item {key}", e)
+            self._report()
+            return item
+        if self._read_only:
+            self._counters.add(read_only=1)
+        else:
+            waited_s = self._pool.submit(key, _Job(snapshot, about or {}), snapshot.nbytes)
+            self._counters.add(wait_s=waited_s)
+        self._report()
+        return result
+
+    def skip(self, reason: str, what: str, error: Exception) -> None:
+        """Count and report an item that the caller could not hand over, for one of `stats.SKIP_REASONS`."""
+        self._trouble(reason, what, error)
+        self._report()
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of the published entries."""
+        return self._store.keys()
+
+    def flush(self) -> None:
+        """Wait until everything put so far in this process is written; report what could not be."""
+        self._pool.drain()
+        self._report()
+
+    def close(self) -> None:
+        """Flush, and remove this process's staging directory. The cache may be used again afterwards."""
+        self.flush()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _restored(self, item: EncodedItem) -> Any:
+        arrays = {leaf.name: leaf.array for leaf in item.leaves}
+        return decode_item(item.tree, lambda name: arrays[name].copy(), self._leaf_codecs)
+
+    def _read(self, key: str, record: EntryRecord, name: str, region: Region | None = None) -> np.ndarray:
+        array = record.arrays[name]
+        shape = array.grid.shape
+        if region is not None and not (
+            len(region) == len(shape) and all(0 <= a <= b <= n for (a, b), n in zip(region, shape, strict=True))
+        ):
+            raise IndexError(f"the region {region} does not lie inside {name!r} of shape {shape}")
+        try:
+            return read_array(self._store.shard(key, name, len(shape)), array, region)
+        except FileNotFoundError as e:
+            raise EntryDamagedError(f"the shard of its array {name!r} is missing") from e
+
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        """Turn what can go wrong with an entry into a miss: fall through to the code after the ``with`` block."""
+        try:
+            yield
+        except FileNotFoundError:
+            pass  # never written, or removed by somebody meanwhile
+        except EntryDamagedError as e:
+            with self._lock:
+                self._damaged.add(key)
+            self._counters.add(damaged=1)
+            self._note("damaged", f"the entry {self._store.entry_path(key)} is damaged and is recomputed", e)
+        except OSError as e:
+            if e.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+                with self._lock:
+                    self._damaged.add(key)
+            self._counters.add(read_errors=1)
+            self._note("read_errors", f"the entry {self._store.entry_path(key)} cannot be read and is recomputed", e)
+
+    def _write(self, key: str, job: _Job) -> None:
+        """Write one entry; runs on a pool thread."""
+        with self._lock:
+            replace = key in self._damaged
+        written = write_entry(self._store, key, job.item, self._settings, job.about, replace=replace)
+        with self._lock:
+            self._damaged.discard(key)
+        if written.published:
+            self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)
+        else:
+            self._counters.add(already_stored=1)
+
+    def _write_failed(self, key: str, error: Exception) -> None:
+        if isinstance(error, OSError):
+            reason = _REASON_OF_ERRNO.get(error.errno or 0, "io_error")
+        else:
+            reason = "memory" if isinstance(error, MemoryError) else "internal"
+        self._trouble(reason, f"the entry {self._store.entry_path(key)}", error)
+
+    def _trouble(self, reason: str, what: str, error: BaseException) -> None:
+        self._counters.add(**{reason: 1})
+        self._note(reason, f"{what} is not cached ({SKIP_REASONS[reason]})", error)
+
+    def _note(self, kind: str, text: str, error: BaseException) -> None:
+        """Keep a trouble until the caller's own thread can warn of it or raise it."""
+        with self._lock:
+            if self._raise or kind not in self._warned:
+                self._warned.add(kind)
+                self._troubles.append((kind, text, error))
+
+    def _report(self) -> None:
+        if self._pid != os.getpid():  # forked: the parent's troubles are the parent's to report
+            self._pid, self._lock, self._troubles = os.getpid(), threading.Lock(), []
+        if not self._troubles:
+            return
+        with self._lock:
+            troubles, self._troubles = self._troubles, []
+        for _kind, text, error in troubles:
+            if self._raise:
+                if isinstance(error, UnstorableError | EntryDamagedError):
+                    raise error
+                raise CacheWriteError(f"{text}: {error}") from error
+            warnings.warn(
+                f"{text}: {error or type(error).__name__}. Training goes on without it; "
+                "further cases are only counted, in stats.",
+                ZCacheWarning,
+                stacklevel=4,
+            )
+
+
+def parse_bytes(value: int | str) -> int:
+    """Read a number of bytes such as ``2_000_000``, ``"512MiB"`` or ``"1.5 GB"`` (units are powers of 1024).
+
+    Raises
+    ------
+    CacheConfigError
+        Not a positive number of bytes.
+
+    Examples
+    --------
+    >>> parse_bytes("1GiB")
+    1073741824
+    """
+    number: float = 0.0
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE)
+        if match is not None:
+            number = float(match[1]) * _UNITS[match[2].upper()]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    if number < 1:
+        raise CacheConfigError(f"{value!r} is not a number of bytes such as 1073741824 or '1GiB'")
+    return int(number)

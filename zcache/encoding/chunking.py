@@ -1,0 +1,189 @@
+"""Which chunks an array has, and which of them a region touches: plain arithmetic on shapes.
+
+Axis order is the array's own: channels first, then space, as MONAI has it. Regions are half-open
+``(start, stop)`` pairs, one per axis, in elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from zcache.errors import CacheConfigError
+
+__all__ = ["ChunkGrid", "ChunkRead", "ChunkSpec", "Region", "choose_chunk_shape", "parse_chunks", "whole_region"]
+
+Region: TypeAlias = tuple[tuple[int, int], ...]
+"""Half-open ``(start, stop)`` per axis."""
+
+ChunkSpec: TypeAlias = Literal["auto"] | tuple[int, ...]
+"""``"auto"``, or the chunk's extent along the trailing axes of an array."""
+
+TARGET_BYTES = 256 * 1024
+"""Bytes of a chunk aimed at: decoded, it fits an L2 cache; encoded, it is one disk read ahead."""
+
+_MAX_CHUNK_BYTES = 512 * 1024 * 1024  # far below Blosc's limit of 2 GiB per buffer
+_SPATIAL_AXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRead:
+    """One chunk's part in a read.
+
+    Attributes
+    ----------
+    index : int
+        Position of the chunk in the shard's index (C order).
+    chunk_part, out_part : tuple of slice
+        The voxels to take from the chunk, and where they belong in the output.
+    """
+
+    index: int
+    chunk_part: tuple[slice, ...]
+    out_part: tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGrid:
+    """A regular grid of chunks over an array; chunks at the far edges are padded to full size.
+
+    Examples
+    --------
+    >>> grid = ChunkGrid(shape=(1, 100, 90), chunk_shape=(1, 50, 45))
+    >>> grid.counts, grid.n_chunks, grid.shard_shape
+    ((1, 2, 2), 4, (1, 100, 90))
+    """
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of chunks along each axis."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks of the whole array."""
+        return math.prod(self.counts)
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """Extent of the one shard that holds the whole array: a multiple of the chunk shape."""
+        return tuple(n * c for n, c in zip(self.counts, self.chunk_shape, strict=True))
+
+    def parts(self) -> Iterator[tuple[slice, ...]]:
+        """Yield each chunk's place in the array, clipped to the array, in index order."""
+        axes = (
+            [slice(i * c, min((i + 1) * c, n)) for i in range(count)]
+            for n, c, count in zip(self.shape, self.chunk_shape, self.counts, strict=True)
+        )
+        return itertools.product(*axes)
+
+    def reads(self, region: Region) -> list[ChunkRead]:
+        """Plan the read of a region: every chunk that overlaps it, in index order."""
+        axes = []
+        for (start, stop), n_chunk in zip(region, self.chunk_shape, strict=True):
+            if start >= stop:
+                return []
+            axis = []
+            for i in range(start // n_chunk, (stop - 1) // n_chunk + 1):
+                first = i * n_chunk
+                low, high = max(start, first), min(stop, first + n_chunk)
+                axis.append((i, slice(low - first, high - first), slice(low - start, high - start)))
+            axes.append(axis)
+        strides = [math.prod(self.counts[i + 1 :]) for i in range(len(self.counts))]
+        return [
+            ChunkRead(
+                sum(cell[0] * stride for cell, stride in zip(cells, strides, strict=True)),
+                tuple(cell[1] for cell in cells),
+                tuple(cell[2] for cell in cells),
+            )
+            for cells in itertools.product(*axes)
+        ]
+
+
+def whole_region(shape: Sequence[int]) -> Region:
+    """Return the region that covers an array of the given shape."""
+    return tuple((0, n) for n in shape)
+
+
+def parse_chunks(chunks: object) -> ChunkSpec:
+    """Check a ``chunks=`` argument.
+
+    Raises
+    ------
+    CacheConfigError
+        Neither ``"auto"`` nor a sequence of positive integers.
+    """
+    if chunks == "auto":
+        return "auto"
+    if isinstance(chunks, Sequence) and not isinstance(chunks, str) and chunks:
+        sizes = tuple(chunks)
+        if all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+            return sizes
+    raise CacheConfigError(
+        f"chunks={chunks!r} is neither 'auto' nor a sequence of positive integers such as (96, 96, 96), "
+        "which are the chunk's extents along the last axes of each array"
+    )
+
+
+def choose_chunk_shape(
+    shape: Sequence[int], itemsize: int, spec: ChunkSpec = "auto", target_bytes: int = TARGET_BYTES
+) -> tuple[int, ...]:
+    """Choose the chunk shape of an array.
+
+    With ``"auto"``, chunks hold about `target_bytes`, are near-isotropic over the last three axes and keep the axes
+    before these (channels, time) apart; small arrays take several channels together. Each axis is divided evenly, so
+    that chunks at the edges are not slivers.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Shape of the array, every extent at least 1.
+    itemsize : int
+        Bytes per stored element.
+    spec : "auto" or tuple of int
+        A tuple gives the extents along the trailing axes; leading axes get 1, and extents are cut to the array's.
+
+    Raises
+    ------
+    CacheConfigError
+        The chunk of `spec` would be larger than 512 MiB.
+
+    Examples
+    --------
+    >>> choose_chunk_shape((1, 240, 252, 328), itemsize=1)
+    (1, 60, 63, 66)
+    >>> choose_chunk_shape((1, 240, 252, 328), itemsize=2, spec=(96, 96, 96))
+    (1, 96, 96, 96)
+    """
+    if spec != "auto":
+        tail = spec[-len(shape) :]
+        full = (1,) * (len(shape) - len(tail)) + tail
+        chosen = tuple(min(c, n) for c, n in zip(full, shape, strict=True))
+        if math.prod(chosen) * itemsize > _MAX_CHUNK_BYTES:
+            raise CacheConfigError(
+                f"chunks={spec} makes chunks of {math.prod(chosen) * itemsize} bytes; 512 MiB at most"
+            )
+        return chosen
+    chosen_sizes = [1] * len(shape)
+    budget = max(1, target_bytes // itemsize)
+    spatial = list(range(max(0, len(shape) - _SPATIAL_AXES), len(shape)))
+    leading = list(range(spatial[0] - 1, -1, -1)) if spatial else []
+    # Smallest axes first: what a short axis leaves of the budget goes to the longer ones.
+    for left, axis in zip(range(len(spatial), 0, -1), sorted(spatial, key=lambda a: shape[a]), strict=True):
+        side = max(1, round((budget / math.prod(chosen_sizes)) ** (1 / left)))
+        chosen_sizes[axis] = _even_part(shape[axis], side)
+    for axis in leading:
+        chosen_sizes[axis] = _even_part(shape[axis], max(1, budget // math.prod(chosen_sizes)))
+    return tuple(chosen_sizes)
+
+
+def _even_part(extent: int, side: int) -> int:
+    """Return the extent of the fewest even parts that are about `side` long, a tenth more at most."""
+    count = max(1, math.ceil(extent / (side * 1.1)))
+    return math.ceil(extent / count)

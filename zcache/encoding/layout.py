@@ -1,0 +1,263 @@
+"""The JSON documents of a store: what an entry's ``zarr.json`` says, and how it is checked before it is believed.
+
+An entry's document is a Zarr v3 group document with the metadata of its arrays consolidated inline. Its
+``attributes.zcache`` holds the payload tree and, for each array, how its codes become values again and what its shard
+must look like (size, checksum of the index). The document's own CRC-32C stands at a fixed place near its start and
+covers every other byte, so that a flipped bit in an affine is detected like one in a chunk.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zcache.encoding import narrowing as nw
+from zcache.encoding.chunking import ChunkGrid
+from zcache.encoding.names import is_array_name
+from zcache.encoding.payload import Json
+from zcache.encoding.shard import BloscCodec, ShardIndex, crc32c
+from zcache.encoding.storable import CORE_DTYPES
+from zcache.errors import EntryDamagedError, ZCacheError
+
+__all__ = [
+    "DOCUMENT",
+    "FORMAT",
+    "ArrayRecord",
+    "EntryRecord",
+    "array_document",
+    "entry_document",
+    "parse_entry",
+    "root_document",
+    "shard_path",
+]
+
+FORMAT = 1
+"""Version of the on-disk format; part of every key."""
+
+DOCUMENT = "zarr.json"
+"""File name of a group's or an array's metadata."""
+
+_HEAD = b'{"zarr_format":3,"node_type":"group","attributes":{"zcache":{"crc32c":"'
+_CRC_DIGITS = 8
+_DATA_TYPES = {
+    **{np.dtype(t).newbyteorder("<").str: np.dtype(t).name for t in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")},
+    **{np.dtype(t).newbyteorder("<").str: np.dtype(t).name for t in ("?", "f2", "f4", "f8", "c8", "c16")},
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayRecord:
+    """One stored array of an entry.
+
+    Attributes
+    ----------
+    grid : ChunkGrid
+        Shape and chunks.
+    dtype : numpy.dtype
+        Type of the stored codes, little-endian.
+    codec : BloscCodec
+        Compressor of the chunks.
+    narrowing : Narrowing
+        How codes become values again.
+    shard_nbytes, index_crc32c : int
+        What the shard must look like: its size in bytes, and the checksum of its index.
+    """
+
+    grid: ChunkGrid
+    dtype: np.dtype[Any]
+    codec: BloscCodec
+    narrowing: nw.Narrowing
+    shard_nbytes: int
+    index_crc32c: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryRecord:
+    """Everything that an entry's document says.
+
+    Attributes
+    ----------
+    tree : Json
+        The payload tree (see `zcache.encoding.payload`).
+    arrays : mapping of str to ArrayRecord
+        The stored arrays by name, look-up tables included.
+    about : Json
+        For people: ``created`` (ISO 8601, UTC), ``source`` and ``pipeline``.
+    """
+
+    tree: Json
+    arrays: Mapping[str, ArrayRecord]
+    about: Json
+
+
+def shard_path(ndim: int) -> str:
+    """Return the path of the one shard of an array of `ndim` axes, relative to the array.
+
+    Examples
+    --------
+    >>> shard_path(4)
+    'c/0/0/0/0'
+    """
+    return "/".join(["c", *["0"] * ndim])
+
+
+def root_document() -> bytes:
+    """Return the document of the store's root group."""
+    return _dump({"zarr_format": 3, "node_type": "group", "attributes": {"zcache": {"format": FORMAT}}})
+
+
+def array_document(record: ArrayRecord) -> bytes:
+    """Return the document of one array, for readers that open arrays by themselves."""
+    return _dump(_array_metadata(record))
+
+
+def entry_document(record: EntryRecord) -> bytes:
+    """Return the document of an entry, its checksum filled in."""
+    arrays = {name: _array_json(array) for name, array in record.arrays.items()}
+    document = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {
+            "zcache": {
+                "crc32c": "0" * _CRC_DIGITS,
+                "format": FORMAT,
+                **record.about,
+                "payload": record.tree,
+                "arrays": arrays,
+            }
+        },
+        "consolidated_metadata": {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": {name: _array_metadata(array) for name, array in record.arrays.items()},
+        },
+    }
+    data = _dump(document)
+    tail = data[len(_HEAD) + _CRC_DIGITS :]
+    return b"%s%08x%s" % (_HEAD, crc32c(tail), tail)
+
+
+def parse_entry(data: bytes) -> EntryRecord:
+    """Read an entry's document, checking all that it says.
+
+    Raises
+    ------
+    EntryDamagedError
+        Another format, a wrong checksum, or contents that contradict themselves.
+    """
+    digits, tail = data[len(_HEAD) : len(_HEAD) + _CRC_DIGITS], data[len(_HEAD) + _CRC_DIGITS :]
+    if not data.startswith(_HEAD):
+        raise EntryDamagedError(f"its zarr.json is not that of a zcache entry of format {FORMAT}")
+    if digits != b"%08x" % crc32c(tail):
+        raise EntryDamagedError("its zarr.json does not match its checksum")
+    try:
+        document = json.loads(data)
+        own = document["attributes"]["zcache"]
+        if own["format"] != FORMAT:
+            raise EntryDamagedError(f"it has format {own['format']!r}; this zcache reads format {FORMAT}")
+        metadata = document["consolidated_metadata"]["metadata"]
+        arrays = {name: _parse_array(name, described, metadata[name]) for name, described in own["arrays"].items()}
+        about = {k: own[k] for k in own if k not in {"crc32c", "format", "payload", "arrays"}}
+        return EntryRecord(own["payload"], arrays, about)
+    except ZCacheError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as e:
+        raise EntryDamagedError(f"its zarr.json is malformed: {type(e).__name__}: {e}") from e
+
+
+def _array_metadata(record: ArrayRecord) -> Json:
+    itemsize = record.dtype.itemsize
+    ordered = {"name": "bytes", "configuration": {"endian": "little"}} if itemsize > 1 else {"name": "bytes"}
+    blosc = {
+        "cname": record.codec.cname,
+        "clevel": record.codec.clevel,
+        "shuffle": record.codec.shuffle,
+        "typesize": itemsize,
+        "blocksize": 0,
+    }
+    fill: Json = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(record.dtype.kind, 0)
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(record.grid.shape),
+        "data_type": _DATA_TYPES[record.dtype.str],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(record.grid.shard_shape)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": fill,
+        "codecs": [
+            {
+                "name": "sharding_indexed",
+                "configuration": {
+                    "chunk_shape": list(record.grid.chunk_shape),
+                    "codecs": [ordered, {"name": "blosc", "configuration": blosc}, {"name": "crc32c"}],
+                    "index_codecs": [
+                        {"name": "bytes", "configuration": {"endian": "little"}},
+                        {"name": "crc32c"},
+                    ],
+                    "index_location": "end",
+                },
+            }
+        ],
+        "attributes": {},
+    }
+
+
+def _array_json(record: ArrayRecord) -> Json:
+    described: dict[str, Json] = {
+        "narrowing": nw.to_json(record.narrowing),
+        "shard_nbytes": record.shard_nbytes,
+        "index_crc32c": f"{record.index_crc32c:08x}",
+    }
+    if record.narrowing.table is not None:
+        table = record.narrowing.table
+        raw = table.astype(table.dtype.newbyteorder("<"), copy=False).tobytes()
+        described["table"] = base64.b64encode(raw).decode("ascii")
+    return described
+
+
+def _parse_array(name: str, described: Json, metadata: Json) -> ArrayRecord:
+    if not is_array_name(name):
+        raise EntryDamagedError(f"it names an array {name!r}")
+    sharding = metadata["codecs"][0]["configuration"]
+    blosc = sharding["codecs"][1]["configuration"]
+    dtype = next(np.dtype(s) for s, zarr_name in _DATA_TYPES.items() if zarr_name == metadata["data_type"])
+    grid = ChunkGrid(_extents(metadata["shape"]), _extents(sharding["chunk_shape"]))
+    record = ArrayRecord(
+        grid=grid,
+        dtype=dtype,
+        codec=BloscCodec(str(blosc["cname"]), int(blosc["clevel"]), str(blosc["shuffle"])),
+        narrowing=nw.from_json(described["narrowing"], _parse_table(described)),
+        shard_nbytes=int(described["shard_nbytes"]),
+        index_crc32c=int(described["index_crc32c"], 16),
+    )
+    # What the document says of an array must be what this format would say of it: one source of truth for all readers.
+    if _array_metadata(record) != metadata:
+        raise EntryDamagedError(f"it describes the array {name!r} in a way that format {FORMAT} never does")
+    if record.shard_nbytes < ShardIndex.nbytes(grid.n_chunks):
+        raise EntryDamagedError(f"the shard of {name!r} is said to be smaller than its index")
+    return record
+
+
+def _parse_table(described: Json) -> np.ndarray | None:
+    if "table" not in described:
+        return None
+    dtype = np.dtype(str(described["narrowing"]["dtype"]))
+    if dtype.str not in CORE_DTYPES:
+        raise EntryDamagedError(f"it has a look-up table of {dtype}")
+    return np.frombuffer(base64.b64decode(described["table"], validate=True), dtype)
+
+
+def _extents(values: Json) -> tuple[int, ...]:
+    extents = tuple(values)
+    if not extents or not all(type(n) is int and n > 0 for n in extents):
+        raise EntryDamagedError(f"it has an array of shape {values}")
+    return extents
+
+
+def _dump(document: Json) -> bytes:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii")

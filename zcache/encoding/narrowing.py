@@ -1,0 +1,438 @@
+"""Arrays in the narrowest form that gives every bit back, or, on request, every value within a verified error."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Self, cast
+
+import numpy as np
+
+from zcache.encoding.lookup import BLOCK, MAX_CODES, bit_view, find_table, spread_sample
+from zcache.encoding.quantize import (
+    MAX_SPECIALS,
+    Grid,
+    cast_floats,
+    integral_valued,
+    quantize,
+    value_range,
+)
+from zcache.errors import CacheConfigError, EntryDamagedError, UnstorableError
+
+__all__ = ["LOSSLESS", "Narrowing", "Precision", "from_json", "narrow", "restore", "to_json"]
+
+PrecisionKind = Literal["lossless", "absolute", "float16", "uint8", "uint16"]
+NarrowingKind = Literal["identity", "cast", "table", "affine"]
+
+_NAMED: tuple[PrecisionKind, ...] = ("lossless", "float16", "uint8", "uint16")
+_DTYPES = {
+    f"{'|' if t[1:] == '1' else '<'}{t}": np.dtype(t)
+    for t in ("b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_INTS = tuple(np.dtype(t) for t in ("u1", "i1", "u2", "i2", "u4", "i4"))
+_CODE_DTYPES = _INTS[0], _INTS[2]
+_FLOAT16, _FLOAT32 = np.dtype("f2"), np.dtype("f4")
+_SMALL_SAMPLE = 512
+_FEW = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How exactly arrays are kept.
+
+    Attributes
+    ----------
+    kind : str
+        ``"lossless"``, ``"absolute"`` (within `max_abs_error`), ``"float16"``, ``"uint8"`` or ``"uint16"`` (levels
+        over each array's own range).
+    max_abs_error : float
+        For ``"absolute"`` only: largest allowed difference of a value, above 0.
+    """
+
+    kind: PrecisionKind
+    max_abs_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        bound = self.max_abs_error
+        valid = 0 < bound < math.inf if self.kind == "absolute" else self.kind in _NAMED and bound == 0
+        if not valid:
+            raise _bad_precision(f"{self.kind}:{bound!r}")
+
+    @classmethod
+    def parse(cls, value: str | float | Precision) -> Self:
+        """Read the user's ``precision=``; also what ``str()`` of a precision gives.
+
+        Raises
+        ------
+        CacheConfigError
+            Any other value; the message says which work.
+        """
+        if isinstance(value, cls):
+            return value
+        try:
+            if isinstance(value, str):
+                kind, _, bound = value.partition(":")
+                if kind == "absolute":
+                    return cls("absolute", float(bound))
+                return cls(cast("PrecisionKind", value))
+            if isinstance(value, numbers.Real) and not isinstance(value, bool):
+                return cls("absolute", float(value))
+        except (ValueError, OverflowError):
+            pass
+        raise _bad_precision(value)
+
+    def __str__(self) -> str:
+        return f"absolute:{self.max_abs_error!r}" if self.kind == "absolute" else self.kind
+
+
+LOSSLESS = Precision("lossless")
+
+
+@dataclass(frozen=True, eq=False)
+class Narrowing:
+    """How to restore an array from its codes.
+
+    Attributes
+    ----------
+    kind : str
+        ``"identity"``: the codes are the values. ``"cast"``: a narrower number type. ``"table"``: the codes index
+        `table`. ``"affine"``: the codes index the values of `grid`.
+    dtype : numpy.dtype
+        What is restored, native byte order.
+    code_dtype : numpy.dtype
+        What is stored, native byte order.
+    table : numpy.ndarray or None
+        1-D, sorted in IEEE 754's totalOrder of the bit patterns, so that codes rank the values.
+    grid : Grid or None
+        Offset, scale, number of levels and special values of affine codes.
+    max_abs_error : float
+        Largest difference from the original over its finite values, measured on that very array.
+    """
+
+    kind: NarrowingKind
+    dtype: np.dtype
+    code_dtype: np.dtype
+    table: np.ndarray | None = None
+    grid: Grid | None = None
+    max_abs_error: float = 0.0
+
+    def lut(self) -> np.ndarray | None:
+        """Return the value of each code, read-only, where restoring is a look-up."""
+        if self.table is None and self.grid is None:
+            return None
+        n_codes = self.grid.n_codes if self.grid is not None else cast("np.ndarray", self.table).size
+        return self._full_lut[:n_codes]
+
+    @cached_property
+    def _full_lut(self) -> np.ndarray:
+        # An entry for every code that the code dtype can hold: damaged codes then neither read out of bounds nor
+        # make np.take wrap around, one table length at a time.
+        lut = self.grid.lut(self.dtype) if self.grid is not None else cast("np.ndarray", self.table)
+        full = np.empty(np.iinfo(self.code_dtype).max + 1, self.dtype)
+        full[: lut.size] = lut
+        full[lut.size :] = lut[-1]
+        full.flags.writeable = False
+        return full
+
+
+def narrow(array: np.ndarray, precision: Precision = LOSSLESS) -> tuple[np.ndarray, Narrowing]:
+    """Return an array's codes and how to restore it.
+
+    Every form is proven on the very array before it is used: by bits when lossless, so that −0.0 and NaN payloads
+    survive, by the largest error otherwise. Integer-valued arrays are never made lossy.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Booleans, integers, floats of 2 to 8 bytes or complex numbers; C-contiguous, native byte order.
+    precision : Precision
+        What may be lost.
+
+    Returns
+    -------
+    codes : numpy.ndarray
+        C-contiguous, of the array's shape; the array itself where nothing is gained.
+    narrowing : Narrowing
+        For `restore`.
+
+    Raises
+    ------
+    UnstorableError
+        Another dtype or layout: see `zcache.encoding.storable.to_storable`.
+    """
+    dtype = array.dtype
+    if dtype not in _DTYPE_NAMES or not dtype.isnative or not array.flags.c_contiguous:
+        raise UnstorableError(f"only C-contiguous arrays of native numbers can be narrowed, not {dtype}")
+    found = None
+    with np.errstate(all="ignore"):  # overflow and NaN are found by looking at the result
+        if array.size and dtype.kind in "iu":
+            found = _narrow_ints(array)
+        elif array.size and dtype.kind == "f":
+            found = _narrow_integral(array)
+            if found is None and precision != LOSSLESS:
+                found = _narrow_lossy(array, precision)
+            if found is None:
+                found = _narrow_floats(array)
+    return found or (array, Narrowing("identity", dtype, dtype))
+
+
+def restore(codes: np.ndarray, narrowing: Narrowing, out: np.ndarray | None = None) -> np.ndarray:
+    """Return the array that `narrow` was given, or that part of it which the codes are for.
+
+    Parameters
+    ----------
+    codes : numpy.ndarray
+        Of the narrowing's code dtype; any strides. Codes beyond the table give its last value.
+    narrowing : Narrowing
+        From `narrow` or `from_json`.
+    out : numpy.ndarray, optional
+        Where to write: the codes' shape, the narrowing's dtype, any strides.
+
+    Raises
+    ------
+    ValueError
+        A dtype or shape does not fit.
+    """
+    if codes.dtype != narrowing.code_dtype:
+        raise ValueError(f"the codes are {codes.dtype}, the narrowing is for {narrowing.code_dtype}")
+    if out is None:
+        out = np.empty(codes.shape, narrowing.dtype)
+    elif out.shape != codes.shape or out.dtype != narrowing.dtype:
+        raise ValueError(f"out is {out.dtype} {out.shape}, not {narrowing.dtype} {codes.shape}")
+    if narrowing.kind in {"identity", "cast"}:
+        np.copyto(out, codes, casting="safe")
+    else:
+        _look_up(narrowing._full_lut, codes, out)  # noqa: SLF001
+    return out
+
+
+def to_json(narrowing: Narrowing) -> dict[str, Any]:
+    """Return a narrowing as plain JSON, all but its table, which is an array to store beside it."""
+    data: dict[str, Any] = {
+        "kind": narrowing.kind,
+        "dtype": _DTYPE_NAMES[narrowing.dtype],
+        "code_dtype": _DTYPE_NAMES[narrowing.code_dtype],
+        "max_abs_error": narrowing.max_abs_error.hex(),
+    }
+    if narrowing.table is not None:
+        data["entries"] = narrowing.table.size
+    if narrowing.grid is not None:
+        grid = narrowing.grid
+        data |= {"offset": grid.offset.hex(), "scale": grid.scale.hex(), "levels": grid.levels}
+        data["specials"] = [hex(bits) for bits in grid.specials]
+    return data
+
+
+def from_json(data: Any, table: np.ndarray | None = None) -> Narrowing:
+    """Read what `to_json` wrote, trusting nothing.
+
+    Parameters
+    ----------
+    data : dict
+        Parsed JSON.
+    table : numpy.ndarray, optional
+        The table of a ``"table"`` narrowing, of its dtype.
+
+    Raises
+    ------
+    EntryDamagedError
+        `narrow` would not have made this; the message says why.
+    """
+    try:
+        return _read(data, table)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as e:
+        raise EntryDamagedError(f"the entry's narrowing is damaged: {type(e).__name__}: {e}") from e
+
+
+def _bad_precision(value: object) -> CacheConfigError:
+    return CacheConfigError(
+        f"precision={value!r} cannot work; give 'lossless', 'float16', 'uint16', 'uint8', or the largest absolute "
+        "error that you accept as a finite number above 0, such as 1e-4"
+    )
+
+
+def _smallest_int(low: int, high: int, below: int) -> np.dtype | None:
+    """Return the smallest integer dtype that holds a range and has fewer than `below` bytes."""
+    for dtype in _INTS:
+        info = np.iinfo(dtype)
+        if dtype.itemsize < below and info.min <= low and high <= info.max:
+            return dtype
+    return None
+
+
+def _narrow_ints(array: np.ndarray) -> tuple[np.ndarray, Narrowing] | None:
+    target = _smallest_int(int(array.min()), int(array.max()), array.dtype.itemsize)
+    return None if target is None else (array.astype(target), Narrowing("cast", array.dtype, target))
+
+
+def _narrow_integral(array: np.ndarray) -> tuple[np.ndarray, Narrowing] | None:
+    """Return floats as a narrower integer dtype if that keeps every bit."""
+    flat = array.reshape(-1)
+    # The sample first: arrays of true floats leave here in microseconds.
+    target = _integral_target(spread_sample(flat, _SMALL_SAMPLE)) and _integral_target(flat)
+    return None if target is None else (array.astype(target), Narrowing("cast", array.dtype, target))
+
+
+def _integral_target(flat: np.ndarray) -> np.dtype | None:
+    low, high = 0, 0
+    target = None
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK]
+        # Twice the width of the widest target: what does not fit shows, however the processor converts it.
+        ints = block.astype(np.int64 if flat.itemsize > _FLOAT32.itemsize else np.int32)
+        if (bit_view(ints.astype(flat.dtype)) != bit_view(block)).any():
+            return None
+        low, high = min(low, int(ints.min())), max(high, int(ints.max()))
+        target = _smallest_int(low, high, flat.itemsize)
+        if target is None:
+            return None
+    return target
+
+
+def _narrow_floats(array: np.ndarray) -> tuple[np.ndarray, Narrowing] | None:
+    """Return floats that are not integers in a narrower form that keeps every bit."""
+    return _narrow_to_table(array, MAX_CODES) or _narrow_to_float32(array)
+
+
+def _narrow_to_table(array: np.ndarray, max_entries: int) -> tuple[np.ndarray, Narrowing] | None:
+    found = find_table(array, max_entries)
+    if found is None:
+        return None
+    codes, table = found
+    return codes, Narrowing("table", array.dtype, codes.dtype, table=table)
+
+
+def _narrow_to_float32(array: np.ndarray) -> tuple[np.ndarray, Narrowing] | None:
+    flat = array.reshape(-1)
+    if array.itemsize <= _FLOAT32.itemsize or not _survives_float32(spread_sample(flat, _SMALL_SAMPLE)):
+        return None
+    codes = np.empty(flat.size, _FLOAT32)
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK]
+        if not _survives_float32(block):
+            return None
+        codes[start : start + BLOCK] = block
+    return codes.reshape(array.shape), Narrowing("cast", array.dtype, _FLOAT32)
+
+
+def _survives_float32(block: np.ndarray) -> bool:
+    small = block.astype(_FLOAT32)
+    if (bit_view(small.astype(block.dtype)) != bit_view(block)).any():
+        return False
+    # Subnormals are left alone: a process that flushes them to zero (torch.set_flush_denormal) would restore zeros.
+    magnitudes = np.abs(small)
+    return not bool(((magnitudes > 0) & (magnitudes < np.finfo(_FLOAT32).tiny)).any())
+
+
+def _narrow_lossy(array: np.ndarray, precision: Precision) -> tuple[np.ndarray, Narrowing] | None:
+    """Return floats in the narrowest form that the precision allows; None if only a lossless one is left."""
+    flat = array.reshape(-1)
+    dtype = array.dtype
+    if integral_valued(flat):
+        return None
+    if precision.kind == "float16":
+        if dtype == _FLOAT16:
+            return None
+        casts = ((cast_floats(flat, _FLOAT16, exact_specials=False), _FLOAT16) for _ in range(1))
+        return _narrow_to_table(array, MAX_CODES) or _first_cast(array, casts)
+    values = value_range(flat)
+    if values is None:
+        return None
+    bound = math.inf
+    if precision.kind == "absolute":
+        bound = precision.max_abs_error
+        grids = values.error_grids(bound, dtype)
+    else:
+        n_codes = _FEW if precision.kind == "uint8" else MAX_CODES
+        grids = [grid for grid in (values.full_grid(n_codes),) if grid is not None]
+    # Codes of a table lose nothing, so they come first where they are as small.
+    in_bytes = bool(grids) and grids[0].n_codes <= _FEW
+    exact = _narrow_to_table(array, _FEW if in_bytes else MAX_CODES)
+    if exact is not None:
+        return exact
+    for grid in grids:
+        found = quantize(flat, grid, bound)
+        if found is not None:
+            codes = found[0].reshape(array.shape)
+            return codes, Narrowing("affine", dtype, codes.dtype, grid=grid, max_abs_error=found[1])
+    if precision.kind != "absolute":
+        return None
+    narrower = [target for target in (_FLOAT16, _FLOAT32) if target.itemsize < dtype.itemsize]
+    return _first_cast(array, ((cast_floats(flat, target, bound), target) for target in narrower))
+
+
+def _first_cast(
+    array: np.ndarray, casts: Iterator[tuple[tuple[np.ndarray, float] | None, np.dtype]]
+) -> tuple[np.ndarray, Narrowing] | None:
+    for found, target in casts:
+        if found is not None:
+            return found[0].reshape(array.shape), Narrowing("cast", array.dtype, target, max_abs_error=found[1])
+    return None
+
+
+def _look_up(lut: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+    """Write ``lut[codes]`` to `out`, in blocks: np.take makes 8-byte indices of the codes it gets."""
+    if codes.flags.c_contiguous and out.flags.c_contiguous:
+        codes, out = codes.reshape(-1), out.reshape(-1)
+        for start in range(0, codes.size, BLOCK):
+            np.take(lut, codes[start : start + BLOCK], mode="wrap", out=out[start : start + BLOCK])
+        return
+    if codes.size == 0:
+        return
+    row = codes.size // codes.shape[0]
+    if row > BLOCK and codes.ndim > 1:
+        for part, target in zip(codes, out, strict=True):
+            _look_up(lut, part, target)
+        return
+    rows = max(1, BLOCK // row)
+    for start in range(0, codes.shape[0], rows):
+        out[start : start + rows] = lut.take(codes[start : start + rows], mode="wrap")
+
+
+def _read(data: Any, table: np.ndarray | None) -> Narrowing:
+    kind = data["kind"]
+    dtype, code_dtype = _DTYPES[data["dtype"]], _DTYPES[data["code_dtype"]]
+    error = _finite(data["max_abs_error"])
+    if error < 0:
+        raise ValueError("a negative error")
+    if (table is not None) != (kind == "table"):
+        raise ValueError(f"kind {kind!r} {'without' if table is None else 'with'} a table")
+    if kind == "identity" and code_dtype == dtype:
+        return Narrowing(kind, dtype, code_dtype, max_abs_error=error)
+    if code_dtype.itemsize >= dtype.itemsize:
+        raise ValueError(f"kind {kind!r} from {code_dtype} to {dtype}")
+    if kind == "cast" and dtype.kind in "iuf" and code_dtype.kind in "iuf" and np.can_cast(code_dtype, dtype):
+        return Narrowing(kind, dtype, code_dtype, max_abs_error=error)
+    if kind not in {"table", "affine"} or dtype.kind != "f" or code_dtype not in _CODE_DTYPES:
+        raise ValueError(f"kind {kind!r} from {code_dtype} to {dtype}")
+    n_codes = np.iinfo(code_dtype).max + 1
+    if table is not None:
+        entries = _count(data["entries"], n_codes)
+        if table.dtype != dtype or table.shape != (entries,):
+            raise ValueError(f"a table {table.dtype} {table.shape} instead of {entries} entries of {dtype}")
+        return Narrowing("table", dtype, code_dtype, table=table, max_abs_error=error)
+    levels = _count(data["levels"], n_codes)
+    if len(data["specials"]) > min(MAX_SPECIALS, n_codes - levels):
+        raise ValueError("too many special values")
+    specials = tuple(int(text, 16) for text in data["specials"])
+    grid = Grid(_finite(data["offset"]), _finite(data["scale"]), levels, specials)
+    if np.isfinite(grid.lut(dtype)).tolist() != [True] * levels + [False] * len(specials):
+        raise ValueError(f"levels that {dtype} cannot hold, or special values that are finite")
+    return Narrowing("affine", dtype, code_dtype, grid=grid, max_abs_error=error)
+
+
+def _finite(text: Any) -> float:
+    value = float.fromhex(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not finite")
+    return value
+
+
+def _count(value: Any, limit: int) -> int:
+    if type(value) is not int or not 1 <= value <= limit:
+        raise ValueError(f"{value!r} is not a count from 1 to {limit}")
+    return value

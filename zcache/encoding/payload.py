@@ -1,0 +1,409 @@
+"""Items as a tree of tagged JSON plus named arrays, and back with every type and bit intact.
+
+An item is any nesting of containers and leaves. `encode_item` turns it into
+
+* a **tree**: JSON that says, type for type, what the item is made of, and
+* **leaves**: the large arrays, under names taken from their place in the item (``image``, ``label``,
+  ``image.meta.mask``), which the store keeps as Zarr arrays.
+
+Arrays of up to 4 KiB (affines, pixel sizes) stay in the tree, so that opening an entry is one small read.
+
+What JSON says by itself stays plain JSON: ``None``, booleans, integers within ±2⁵³, finite floats, strings, lists
+and dicts with string keys. Everything else is an object with one key that begins with ``$`` and names the type.
+Nothing in a tree is executed, and no class is imported by a name that it holds: a tag is looked up in a table of
+known tags, an enum among the modules that the process has already imported.
+
+Types of torch and MONAI come as further `LeafCodec` objects, from the room that may import them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from zcache.encoding.names import NameAllocator
+from zcache.encoding.storable import from_storable, to_storable
+from zcache.errors import EntryDamagedError, UnstorableError
+
+__all__ = [
+    "INLINE_MAX_BYTES",
+    "ArrayLeaf",
+    "Decoder",
+    "EncodedItem",
+    "Encoder",
+    "Json",
+    "LeafCodec",
+    "decode_item",
+    "encode_item",
+]
+
+Json: TypeAlias = Any
+"""What :mod:`json` reads and writes: None, bool, int, float, str, list, dict."""
+
+INLINE_MAX_BYTES = 4096
+"""Arrays up to this many bytes stay in the JSON tree."""
+
+_MAX_SAFE_INT = 2**53  # beyond it, JSON readers other than Python's round integers
+_MAX_DEPTH = 200  # deeper than any item; keeps hostile trees from exhausting the stack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayLeaf:
+    """One large array of an item.
+
+    Attributes
+    ----------
+    name : str
+        Name of the Zarr array, unique within the item.
+    array : numpy.ndarray
+        Values as they are stored: little-endian, bool, integer, float16/32/64 or complex64/128. Until
+        `EncodedItem.snapshot` it may share memory with the item that it was taken from.
+    """
+
+    name: str
+    array: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedItem:
+    """An item taken apart: the JSON tree and the large arrays that it refers to by name."""
+
+    tree: Json
+    leaves: tuple[ArrayLeaf, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the large arrays."""
+        return sum(leaf.array.nbytes for leaf in self.leaves)
+
+    def snapshot(self) -> EncodedItem:
+        """Return the same item with C-contiguous private copies of its arrays."""
+        copies = (ArrayLeaf(leaf.name, np.array(leaf.array, order="C", copy=True)) for leaf in self.leaves)
+        return EncodedItem(self.tree, tuple(copies))
+
+
+@dataclass(frozen=True, slots=True)
+class LeafCodec:
+    """How one type is written into a tree and read back.
+
+    Attributes
+    ----------
+    tag : str
+        Key of the JSON object, beginning with ``$``.
+    types : tuple of type
+        The exact types that it encodes (subclasses are other types).
+    encode : callable
+        ``encode(value, encoder, path) -> Json``, the value under the tag.
+    decode : callable
+        ``decode(node, decoder) -> value``. May raise ValueError, TypeError, KeyError, IndexError or OverflowError
+        for a malformed node; `decode_item` turns these into `EntryDamagedError`.
+    """
+
+    tag: str
+    types: tuple[type, ...]
+    encode: Callable[[Any, Encoder, str], Json]
+    decode: Callable[[Json, Decoder], Any]
+
+
+class Encoder:
+    """Walks one item. Leaf codecs use `encode` for nested values and `array` for the bits of an array."""
+
+    def __init__(self, codecs: Iterable[LeafCodec] = (), inline_max_bytes: int = INLINE_MAX_BYTES) -> None:
+        self._by_type = {t: c for c in (*_BUILTIN_CODECS, *codecs) for t in c.types}
+        self._inline_max_bytes = inline_max_bytes
+        self._names = NameAllocator()
+        self._open: set[int] = set()
+        self.leaves: list[ArrayLeaf] = []
+
+    def encode(self, value: Any, path: str) -> Json:
+        """Encode a nested value; `path` says where it is, for names and for errors."""
+        kind = type(value)
+        if _is_plain_json(value, kind):
+            return value
+        if kind is list:
+            return self._nested(value, path, self.sequence)
+        if kind is dict:
+            return self._nested(value, path, self._dict)
+        codec = self._by_type.get(kind)
+        if codec is not None:
+            return {codec.tag: self._nested(value, path, lambda v, p: codec.encode(v, self, p))}
+        if isinstance(value, Enum):
+            return {"$enum": _encode_enum(value, path)}
+        raise UnstorableError(
+            f"{path or 'the item'} is a {kind.__module__}.{kind.__qualname__}, which a cache entry cannot hold: "
+            "store an array, a tensor, numbers, strings or containers of these instead"
+        )
+
+    def sequence(self, values: Iterable[Any], path: str) -> list[Json]:
+        """Encode the members of a list, tuple or set in order."""
+        return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(values)]
+
+    def pairs(self, mapping: Mapping[Any, Any], path: str) -> list[Json]:
+        """Encode a mapping as a list of ``[key, value]``, for keys of any type."""
+        return [[self.encode(k, f"{path}.keys()"), self.encode(v, f"{path}[{k!r}]")] for k, v in mapping.items()]
+
+    def array(self, array: np.ndarray, path: str) -> Json:
+        """Take in an array; return the JSON that `Decoder.array` restores it from, bit for bit.
+
+        Raises
+        ------
+        UnstorableError
+            The dtype has no fixed bits of its own (objects) or has fields (structured).
+        """
+        stored = to_storable(array, path)
+        if stored.nbytes <= self._inline_max_bytes:
+            data = base64.b64encode(stored.tobytes()).decode("ascii")
+            return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": data}
+        name = self._names.allocate(path)
+        self.leaves.append(ArrayLeaf(name, stored))
+        return {"dtype": array.dtype.str, "shape": list(array.shape), "array": name}
+
+    def _dict(self, value: dict[Any, Any], path: str) -> Json:
+        if all(type(k) is str and not k.startswith("$") for k in value):
+            return {k: self.encode(v, f"{path}[{k!r}]") for k, v in value.items()}
+        return {"$dict": self.pairs(value, path)}
+
+    def _nested(self, value: Any, path: str, encode: Callable[[Any, str], Json]) -> Json:
+        if id(value) in self._open:
+            raise UnstorableError(f"{path or 'the item'} contains itself, which a cache entry cannot express")
+        if len(self._open) >= _MAX_DEPTH:
+            raise UnstorableError(f"{path} is nested more than {_MAX_DEPTH} levels deep")
+        self._open.add(id(value))
+        try:
+            return encode(value, path)
+        finally:
+            self._open.remove(id(value))
+
+
+class Decoder:
+    """Rebuilds one item. Leaf codecs use `decode` for nested nodes and `array` for the bits of an array."""
+
+    def __init__(self, load: Callable[[str], np.ndarray], codecs: Iterable[LeafCodec] = ()) -> None:
+        self._by_tag = {c.tag: c for c in (*_BUILTIN_CODECS, *codecs)}
+        self._load = load
+
+    def decode(self, node: Json) -> Any:
+        """Decode a nested node."""
+        if isinstance(node, list):
+            return [self.decode(n) for n in node]
+        if not isinstance(node, dict):
+            return node
+        if len(node) == 1:
+            ((tag, body),) = node.items()
+            if tag.startswith("$"):
+                if tag == "$enum":
+                    return _decode_enum(body)
+                codec = self._by_tag.get(tag)
+                if codec is None:
+                    raise EntryDamagedError(f"the entry holds a value of the unknown type {tag!r}")
+                return codec.decode(body, self)
+        return {k: self.decode(v) for k, v in node.items()}
+
+    def array(self, ref: Json) -> np.ndarray:
+        """Return the array of a reference made by `Encoder.array`, writable and private to the caller."""
+        shape = tuple(int(n) for n in ref["shape"])
+        if "base64" in ref:
+            raw = np.frombuffer(bytearray(base64.b64decode(ref["base64"], validate=True)), np.uint8)
+            return from_storable(raw, str(ref["dtype"]), shape)
+        return from_storable(self._load(str(ref["array"])), str(ref["dtype"]), shape)
+
+
+def encode_item(
+    item: Any, codecs: Iterable[LeafCodec] = (), *, inline_max_bytes: int = INLINE_MAX_BYTES
+) -> EncodedItem:
+    """Take an item apart.
+
+    Parameters
+    ----------
+    item : object
+        Any nesting of dict, list, tuple, set and leaves. Not changed; the leaves' arrays may share its memory.
+    codecs : iterable of LeafCodec
+        Further types, such as tensors.
+    inline_max_bytes : int
+        Arrays of at most this many bytes stay in the tree.
+
+    Raises
+    ------
+    UnstorableError
+        A leaf has a type that the format cannot express; the message names its path and type.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> encoded = encode_item({"image": np.zeros((1, 64, 64), "f4"), "id": (7, "a")})
+    >>> [leaf.name for leaf in encoded.leaves]
+    ['image']
+    >>> encoded.tree["id"]
+    {'$tuple': [7, 'a']}
+    """
+    encoder = Encoder(codecs, inline_max_bytes)
+    tree = encoder.encode(item, "")
+    return EncodedItem(tree, tuple(encoder.leaves))
+
+
+def decode_item(tree: Json, load: Callable[[str], np.ndarray], codecs: Iterable[LeafCodec] = ()) -> Any:
+    """Rebuild an item from its tree.
+
+    Parameters
+    ----------
+    tree : Json
+        As made by `encode_item`, possibly by somebody else: it is checked, never trusted.
+    load : callable
+        ``load(name)`` returns the large array of that name: writable, C-contiguous, not shared.
+    codecs : iterable of LeafCodec
+        The same further types as when encoding.
+
+    Raises
+    ------
+    EntryDamagedError
+        The tree is malformed or names a type that is not known here.
+    """
+    try:
+        return Decoder(load, codecs).decode(tree)
+    except EntryDamagedError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as e:
+        raise EntryDamagedError(f"the entry's payload is malformed: {type(e).__name__}: {e}") from e
+
+
+def _is_plain_json(value: Any, kind: type) -> bool:
+    if kind is int:
+        return -_MAX_SAFE_INT <= value <= _MAX_SAFE_INT
+    if kind is float:
+        return math.isfinite(value)
+    return value is None or kind is bool or kind is str
+
+
+def _encode_enum(value: Enum, path: str) -> Json:
+    kind = type(value)
+    if value.name is None or kind.__members__.get(value.name) is not value:
+        raise UnstorableError(f"{path} is {value!r}, a combination of flags without a name of its own")
+    return [kind.__module__, kind.__qualname__, value.name]
+
+
+def _decode_enum(body: Json) -> Enum:
+    module_name, qualname, member = (str(part) for part in body)
+    module = sys.modules.get(module_name)
+    found: Any = vars(module) if module is not None else {}
+    for part in qualname.split("."):
+        # Through __dict__ alone: getattr could run a module's or a class's own __getattr__.
+        found = found.get(part) if isinstance(found, Mapping) else vars(found).get(part)
+    if not (isinstance(found, type) and issubclass(found, Enum)):
+        raise EntryDamagedError(
+            f"the entry holds a member of {module_name}.{qualname}, which is no enum that this process has imported"
+        )
+    return found.__members__[member]
+
+
+def _encode_bytes(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _decode_bytes(node: Json) -> bytes:
+    try:
+        return base64.b64decode(node, validate=True)
+    except binascii.Error as e:
+        raise EntryDamagedError("the entry holds malformed base64") from e
+
+
+def _encode_float(value: float) -> str:
+    return struct.pack(">d", value).hex()  # the bits: a NaN has a payload
+
+
+def _decode_float(node: Json) -> float:
+    return float(struct.unpack(">d", bytes.fromhex(node))[0])
+
+
+def _encode_numpy_scalar(value: np.generic, encoder: Encoder, path: str) -> Json:
+    return encoder.array(np.asarray(value), path)
+
+
+def _decode_numpy_type(node: Json) -> type[np.generic]:
+    found = np.sctypeDict.get(str(node))
+    if found is None:
+        raise EntryDamagedError(f"the entry names an unknown numpy type {node!r}")
+    return found
+
+
+def _encode_dtype(value: np.dtype[Any], _encoder: Encoder, path: str) -> str:
+    if value.kind in "OV":
+        raise UnstorableError(f"{path} is the dtype {value}: structured and object dtypes cannot be stored")
+    return value.str
+
+
+_PATHS: dict[str, type[PurePath]] = {
+    "path": type(Path()),
+    "posix": PurePosixPath,
+    "windows": PureWindowsPath,
+}
+_PATH_KINDS = {kind: tag for tag, kind in _PATHS.items()}
+_SCALARS = tuple(t for t in set(np.sctypeDict.values()) if not issubclass(t, np.void | np.object_))
+_NUMPY_DTYPES = tuple({type(np.dtype(t)) for t in np.sctypeDict.values()})
+
+_BUILTIN_CODECS: tuple[LeafCodec, ...] = (
+    LeafCodec(
+        "$tuple",
+        (tuple,),
+        lambda v, e, p: e.sequence(v, p),
+        lambda n, d: tuple(d.decode(x) for x in n),
+    ),
+    LeafCodec("$set", (set,), lambda v, e, p: e.sequence(v, p), lambda n, d: {d.decode(x) for x in n}),
+    LeafCodec(
+        "$frozenset",
+        (frozenset,),
+        lambda v, e, p: e.sequence(v, p),
+        lambda n, d: frozenset(d.decode(x) for x in n),
+    ),
+    LeafCodec("$dict", (), lambda v, e, p: e.pairs(v, p), lambda n, d: {d.decode(k): d.decode(v) for k, v in n}),
+    LeafCodec(
+        "$ordereddict",
+        (OrderedDict,),
+        lambda v, e, p: e.pairs(v, p),
+        lambda n, d: OrderedDict((d.decode(k), d.decode(v)) for k, v in n),
+    ),
+    LeafCodec("$int", (int,), lambda v, _e, _p: hex(v), lambda n, _d: int(n, 16)),
+    LeafCodec("$float", (float,), lambda v, _e, _p: _encode_float(v), lambda n, _d: _decode_float(n)),
+    LeafCodec(
+        "$complex",
+        (complex,),
+        lambda v, _e, _p: [_encode_float(v.real), _encode_float(v.imag)],
+        lambda n, _d: complex(_decode_float(n[0]), _decode_float(n[1])),
+    ),
+    LeafCodec("$bytes", (bytes,), lambda v, _e, _p: _encode_bytes(v), lambda n, _d: _decode_bytes(n)),
+    LeafCodec(
+        "$bytearray", (bytearray,), lambda v, _e, _p: _encode_bytes(v), lambda n, _d: bytearray(_decode_bytes(n))
+    ),
+    LeafCodec("$range", (range,), lambda v, _e, _p: [v.start, v.stop, v.step], lambda n, _d: range(*n)),
+    LeafCodec(
+        "$slice",
+        (slice,),
+        lambda v, e, p: e.sequence((v.start, v.stop, v.step), p),
+        lambda n, d: slice(*(d.decode(x) for x in n)),
+    ),
+    LeafCodec(
+        "$path",
+        tuple(_PATH_KINDS),
+        lambda v, _e, _p: [_PATH_KINDS[type(v)], str(v)],
+        lambda n, _d: _PATHS[n[0]](n[1]),
+    ),
+    LeafCodec("$ellipsis", (type(...),), lambda _v, _e, _p: True, lambda _n, _d: ...),
+    LeafCodec(
+        "$ndarray",
+        (np.ndarray, np.memmap),
+        lambda v, e, p: e.array(np.asarray(v), p),
+        lambda n, d: d.array(n),
+    ),
+    LeafCodec("$npscalar", _SCALARS, _encode_numpy_scalar, lambda n, d: d.array(n)[()]),
+    LeafCodec("$dtype", _NUMPY_DTYPES, _encode_dtype, lambda n, _d: np.dtype(str(n))),
+)

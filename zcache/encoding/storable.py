@@ -1,0 +1,88 @@
+"""Numpy arrays of any dtype as arrays of Zarr's core data types, and back by reinterpreting bits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from zcache.errors import EntryDamagedError, UnstorableError
+
+__all__ = ["CORE_DTYPES", "from_storable", "to_storable"]
+
+CORE_DTYPES = frozenset(
+    np.dtype(t).newbyteorder("<").str
+    for t in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")
+)
+"""The data types of Zarr v3's core that every reader knows, as little-endian numpy type strings."""
+
+_OPAQUE_KINDS = "SUMmfc"  # kinds with fixed bits; those outside CORE_DTYPES are kept as raw bytes
+
+
+def to_storable(array: np.ndarray, path: str = "") -> np.ndarray:
+    """Return the same bits as a little-endian array of a core dtype.
+
+    Arrays of a core dtype keep their shape, whatever their byte order. Strings, dates and extended floats become
+    uint8 with one more axis, at the end, of the item size in bytes.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Any strides and byte order.
+    path : str
+        Where the array is in its item, for the error.
+
+    Raises
+    ------
+    UnstorableError
+        A structured or object dtype.
+    """
+    little = array.dtype.newbyteorder("<")
+    if little.str in CORE_DTYPES:
+        # Bytes are swapped as integers would be: a conversion of floats might quieten a signalling NaN.
+        return array if array.dtype.str == little.str else array.byteswap().view(little)
+    if array.dtype.kind not in _OPAQUE_KINDS:
+        what = "a structured array" if array.dtype.names else f"an array of dtype {array.dtype}"
+        raise UnstorableError(
+            f"{path or 'the item'} is {what}, which a cache entry cannot hold: store its fields, or numbers, "
+            "as arrays of their own"
+        )
+    itemsize = array.dtype.itemsize
+    if itemsize == 0 or array.size == 0:
+        return np.zeros((*array.shape, itemsize), np.uint8)
+    return np.ascontiguousarray(array).reshape(*array.shape, 1).view(np.uint8)
+
+
+def from_storable(stored: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Undo `to_storable`.
+
+    Parameters
+    ----------
+    stored : numpy.ndarray
+        What `to_storable` returned, or its bytes as 1-D uint8; C-contiguous. Not copied where the bits can stay.
+    dtype : str
+        The original dtype's ``str``, byte order included. From disk, so checked.
+    shape : tuple of int
+        The original shape.
+
+    Raises
+    ------
+    EntryDamagedError
+        The dtype is none that `to_storable` takes, or the sizes do not fit.
+    """
+    try:
+        original = np.dtype(dtype)
+    except (TypeError, ValueError) as e:
+        raise EntryDamagedError(f"the entry names an unknown dtype {dtype!r}") from e
+    little = original.newbyteorder("<")
+    core = little.str in CORE_DTYPES
+    if not core and original.kind not in _OPAQUE_KINDS:
+        raise EntryDamagedError(f"the entry names the dtype {dtype!r}, which no entry may hold")
+    if any(n < 0 for n in shape) or math.prod(shape) * original.itemsize != stored.nbytes:
+        raise EntryDamagedError(f"the entry holds {stored.nbytes} bytes for an array {shape} of {dtype}")
+    if original.itemsize == 0 or stored.nbytes == 0:
+        return np.zeros(shape, original)
+    flat = stored.reshape(-1).view(np.uint8)
+    if core and original.str != little.str:
+        flat = flat.view(little).byteswap()
+    return flat.view(original).reshape(shape)

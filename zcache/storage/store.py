@@ -1,0 +1,277 @@
+"""Directories of a store: where entries lie, how one is built aside and published by one rename.
+
+Durability contract: an entry is absent or whole. It is built in ``staging/`` on the same file system and gets its
+final name by one ``rename(2)``; nothing is ever changed in place. Correctness needs exclusive ``mkdir`` and
+``rename`` only: no locks, no links, no ``O_APPEND``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zcache.encoding.layout import DOCUMENT, root_document, shard_path
+from zcache.encoding.names import is_array_name
+from zcache.errors import CacheConfigError
+
+__all__ = ["Store", "sweep_staging"]
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_OWNER = "owner.json"
+_FOREIGN_STALE_S = 24 * 3600.0
+_REPLACE_TRIES = 10
+
+
+class Store:
+    """The files of one cache directory.
+
+    May be pickled and used after a fork: what belongs to one process (its staging directory) is made anew in each.
+
+    Parameters
+    ----------
+    cache_dir : path
+        Holds ``cache.zarr/`` and ``staging/``; both are made when the first entry is written.
+
+    Raises
+    ------
+    CacheConfigError
+        `cache_dir` exists and is not a directory.
+    """
+
+    def __init__(self, cache_dir: str | os.PathLike[str]) -> None:
+        self.cache_dir = Path(cache_dir)
+        if self.cache_dir.exists() and not self.cache_dir.is_dir():
+            raise CacheConfigError(f"cache_dir must be a directory, but {self.cache_dir} is a file")
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._staging: Path | None = None
+        self._staged = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"cache_dir": self.cache_dir}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.cache_dir = state["cache_dir"]
+        self._reset()
+
+    @property
+    def root(self) -> Path:
+        """The Zarr group that holds the entries."""
+        return self.cache_dir / "cache.zarr"
+
+    def entry_path(self, key: str) -> Path:
+        """Directory of an entry.
+
+        Raises
+        ------
+        ValueError
+            `key` is not 32 lower-case hexadecimal digits.
+        """
+        if _KEY.fullmatch(key) is None:
+            raise ValueError(f"{key!r} is not a key: 32 lower-case hexadecimal digits")
+        return self.root / key
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of the published entries, in no particular order."""
+        try:
+            with os.scandir(self.root) as found:
+                yield from (e.name for e in found if _KEY.fullmatch(e.name))
+        except FileNotFoundError:
+            return
+
+    def read_document(self, key: str) -> bytes:
+        """Read an entry's document.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such entry.
+        OSError
+            It cannot be read.
+        """
+        with open(self.entry_path(key) / DOCUMENT, "rb", buffering=0) as f:  # noqa: PTH123 - on the hot path
+            return f.read()
+
+    def shard(self, key: str, name: str, ndim: int) -> str:
+        """Path of the shard of an array of an entry."""
+        if not is_array_name(name):
+            raise ValueError(f"{name!r} is not the name of an array")
+        return f"{self.entry_path(key)}/{name}/{shard_path(ndim)}"
+
+    @contextlib.contextmanager
+    def staged(self) -> Iterator[Path]:
+        """Give a fresh directory to build an entry in; whatever is left of it at the end is removed.
+
+        Raises
+        ------
+        OSError
+            It cannot be made: read-only or full file system, no permission.
+        """
+        path = self._new_staged()
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def publish(self, staged: Path, key: str, *, replace: bool = False) -> bool:
+        """Give a finished directory its final name.
+
+        Parameters
+        ----------
+        staged : path
+            From `staged`, complete.
+        key : str
+            Name of the entry.
+        replace : bool
+            Put it in the place of an entry that is there. Otherwise the first one stays.
+
+        Returns
+        -------
+        bool
+            False if another entry of that name was there first and stays.
+
+        Raises
+        ------
+        OSError
+            The rename is refused for another reason.
+        """
+        final = self.entry_path(key)
+        for _ in range(_REPLACE_TRIES):
+            try:
+                os.rename(staged, final)  # noqa: PTH104 - rename(2), by its name
+            except OSError as e:
+                # ENOTEMPTY on Linux and NFS, EEXIST on others; ENOTDIR: a foreign file bears the name.
+                if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                if not replace:
+                    return False
+            else:
+                return True
+            self._discard(final)
+        raise OSError(errno.EBUSY, "other processes keep publishing this entry", str(final))
+
+    def close(self) -> None:
+        """Remove this process's staging directory, if it made one."""
+        with self._lock:
+            if self._staging is not None and self._pid == os.getpid():
+                shutil.rmtree(self._staging, ignore_errors=True)
+                self._staging = None
+
+    def _discard(self, final: Path) -> None:
+        """Take a published entry out of sight in one step, then remove it."""
+        away = self._new_staged()
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.rename(final, away / "old")  # noqa: PTH104
+        shutil.rmtree(away, ignore_errors=True)
+
+    def _new_staged(self) -> Path:
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid, self._staging, self._staged = os.getpid(), None, 0
+            if self._staging is None or not self._staging.is_dir():
+                self._staging = self._make_staging()
+            self._staged += 1
+            path = self._staging / str(self._staged)
+            path.mkdir()
+            return path
+
+    def _make_staging(self) -> Path:
+        self.root.mkdir(parents=True, exist_ok=True)
+        parent = self.cache_dir / "staging"
+        parent.mkdir(exist_ok=True)
+        sweep_staging(parent)
+        path = parent / uuid.uuid4().hex
+        path.mkdir()
+        (path / _OWNER).write_text(json.dumps(_this_process()), "ascii")
+        document = self.root / DOCUMENT
+        if not document.exists():
+            draft = path / DOCUMENT
+            draft.write_bytes(root_document())
+            draft.replace(document)  # every process writes the same bytes
+        return path
+
+
+def sweep_staging(parent: Path) -> int:
+    """Remove the staging directories of processes that are gone.
+
+    A directory of this host goes as soon as its process is dead (process id and start time are compared); one of
+    another host, or without an owner, once it has not been touched for a day.
+
+    Returns
+    -------
+    int
+        Number of directories removed.
+    """
+    removed = 0
+    try:
+        with os.scandir(parent) as found:
+            candidates = [Path(e.path) for e in found if e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return 0
+    for path in candidates:
+        try:
+            stale = _is_stale(path)
+        except OSError:  # vanished or unreadable: not ours to judge
+            continue
+        if stale:
+            shutil.rmtree(path, ignore_errors=True)
+            removed += 1
+    return removed
+
+
+def _is_stale(path: Path) -> bool:
+    try:
+        owner = json.loads((path / _OWNER).read_text("ascii"))
+        host, pid, started = str(owner["host"]), int(owner["pid"]), owner["started"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        host, pid, started = "", 0, None
+    if host == _host():
+        return not _is_alive(pid, started)
+    return time.time() - path.stat().st_mtime > _FOREIGN_STALE_S
+
+
+def _this_process() -> dict[str, Any]:
+    return {"host": _host(), "pid": os.getpid(), "started": _start_time(os.getpid())}
+
+
+def _host() -> str:
+    """Name a range of process ids: host, boot and pid namespace, since containers share the first two."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115
+    return " ".join(parts)
+
+
+def _start_time(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, or None where /proc does not tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[19]  # field 22, counted behind the name, which may hold anything
+
+
+def _is_alive(pid: int, started: str | None) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return started is None or _start_time(pid) in (started, None)

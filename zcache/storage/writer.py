@@ -1,0 +1,130 @@
+"""Writing one entry: narrow, choose chunks and shuffle, stream the shards into staging, publish by one rename."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from zcache.encoding.chunking import ChunkGrid, ChunkSpec, choose_chunk_shape
+from zcache.encoding.layout import (
+    DOCUMENT,
+    ArrayRecord,
+    EntryRecord,
+    array_document,
+    entry_document,
+    shard_path,
+)
+from zcache.encoding.narrowing import LOSSLESS, Precision, narrow
+from zcache.encoding.payload import EncodedItem, Json
+from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, BloscCodec, ShardIndex, choose_shuffle, frames
+from zcache.storage.store import Store
+
+__all__ = ["WriteSettings", "Written", "write_entry"]
+
+_BUFFER_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSettings:
+    """How entries are encoded.
+
+    Attributes
+    ----------
+    cname, clevel : str, int
+        Blosc compressor and level.
+    chunks : ChunkSpec
+        ``"auto"`` or extents along the trailing axes.
+    precision : Precision
+        Lossless, or the error that non-integral floats may have.
+    """
+
+    cname: str = "lz4"
+    clevel: int = 5
+    chunks: ChunkSpec = "auto"
+    precision: Precision = LOSSLESS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """What came of writing an entry.
+
+    Attributes
+    ----------
+    published : bool
+        False if another process had published the same entry first.
+    raw_bytes, stored_bytes : int
+        Size of the arrays in memory; size of all files of the entry.
+    records : dict of str to ArrayRecord
+        How each array was stored.
+    """
+
+    published: bool
+    raw_bytes: int
+    stored_bytes: int
+    records: dict[str, ArrayRecord]
+
+
+def write_entry(
+    store: Store, key: str, item: EncodedItem, settings: WriteSettings, about: Json, *, replace: bool = False
+) -> Written:
+    """Write and publish one entry.
+
+    Parameters
+    ----------
+    store : Store
+        Where.
+    key : str
+        Name of the entry.
+    item : EncodedItem
+        A snapshot: nobody else changes its arrays.
+    settings : WriteSettings
+        How.
+    about : Json
+        ``source`` and ``pipeline``, for people who look at the entry later.
+    replace : bool
+        Take the place of an entry that is damaged.
+
+    Raises
+    ------
+    OSError
+        The file system refuses a step; nothing is published then and nothing stays in staging.
+    """
+    with store.staged() as staged:
+        records: dict[str, ArrayRecord] = {}
+        stored_bytes = 0
+        for leaf in item.leaves:
+            directory = staged / leaf.name
+            records[leaf.name] = record = _write_array(directory, leaf.array, settings)
+            stored_bytes += record.shard_nbytes + (directory / DOCUMENT).write_bytes(array_document(record))
+        created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        document = entry_document(EntryRecord(item.tree, records, {"created": created, **about}))
+        stored_bytes += (staged / DOCUMENT).write_bytes(document)
+        published = store.publish(staged, key, replace=replace)
+    return Written(published, item.nbytes, stored_bytes, records)
+
+
+def _write_array(directory: Path, array: np.ndarray, settings: WriteSettings) -> ArrayRecord:
+    codes, narrowing = narrow(array, settings.precision)
+    grid = ChunkGrid(codes.shape, choose_chunk_shape(codes.shape, codes.itemsize, settings.chunks))
+    shuffle = choose_shuffle(codes, grid, settings.cname, settings.clevel)
+    codec = BloscCodec(settings.cname, settings.clevel, shuffle)
+    path = directory / shard_path(codes.ndim)
+    path.parent.mkdir(parents=True)
+    lengths = []
+    with path.open("wb", buffering=_BUFFER_BYTES) as f:
+        for frame in frames(codes, grid, codec):
+            f.write(frame)
+            lengths.append(len(frame))
+        index = ShardIndex.from_lengths(lengths).encode()
+        f.write(index)
+    return ArrayRecord(
+        grid=grid,
+        dtype=codes.dtype.newbyteorder("<"),
+        codec=codec,
+        narrowing=narrowing,
+        shard_nbytes=sum(lengths) + len(index),
+        index_crc32c=int.from_bytes(index[-CHUNK_OVERHEAD_BYTES:], "little"),
+    )

@@ -1,0 +1,346 @@
+"""Drop-in replacements for MONAI's `PersistentDataset` and `CacheNTransDataset`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias
+
+import platformdirs
+from monai.data import Dataset
+from monai.transforms import reset_ops_id
+from torch.serialization import DEFAULT_PROTOCOL
+
+from zcache.cache import Cache
+from zcache.encoding.layout import FORMAT
+from zcache.encoding.narrowing import Precision
+from zcache.errors import CacheConfigError, FingerprintError, ZCacheWarning
+from zcache.keys import describe, entry_key, fingerprint, item_fingerprint, source_paths
+from zcache.stats import CacheStats
+from zcache.training.leaves import torch_leaf_codecs
+from zcache.training.split import first_random
+
+__all__ = ["CacheNTransDataset", "PersistentDataset", "default_cache_dir"]
+
+
+class _Unset(Enum):
+    """The value of an argument that was left out, where None means something."""
+
+    DEFAULT = "default"
+
+    def __repr__(self) -> str:
+        return "<default>"
+
+
+CacheDir: TypeAlias = str | os.PathLike[str] | _Unset | None
+HashFunc: TypeAlias = Callable[..., bytes]
+
+_MISS = object()
+
+
+def default_cache_dir() -> Path:
+    """Return where caches go that are given no directory: ``$ZCACHE_DIR``, else the user's cache directory."""
+    return Path(os.environ.get("ZCACHE_DIR") or platformdirs.user_cache_dir("zcache", appauthor=False))
+
+
+class PersistentDataset(Dataset):  # type: ignore[misc]
+    """A data set that keeps what its deterministic transforms compute in a compressed Zarr store.
+
+    Takes the place of `monai.data.PersistentDataset`: the same arguments in the same order, the same items. The
+    results of the transforms before the first random one are written in the background while training goes on, and
+    read back from then on, in this process, in DataLoader workers, in other ranks and on other hosts.
+
+    An item comes back as it was computed: the same types, shapes and bits, metadata included; arrays C-contiguous and
+    tensors detached, on a miss as on a hit. Unlike with MONAI, numpy arrays stay numpy arrays. The key of an entry
+    covers the item, size and modification time of its source files, and every parameter of the transforms, so that
+    a changed pipeline or file is computed anew, beside the old entries. Entries are never deleted by a data set.
+
+    Parameters
+    ----------
+    data : sequence
+        Items to load and transform, typically dicts of file paths.
+    transform : callable or sequence of callable or None
+        The pipeline. What comes before the first random transform is cached.
+    cache_dir : path or None, optional
+        Directory of the cache; made if missing. Left out: ``$ZCACHE_DIR``, else the user's cache directory. None: no
+        caching.
+    hash_func : callable, optional
+        ``hash_func(item) -> bytes`` in place of the fingerprint of an item.
+    pickle_module, pickle_protocol, weights_only
+        Accepted for MONAI's signature; without effect, since nothing is pickled.
+    hash_transform : callable, optional
+        ``hash_transform(transforms) -> bytes`` in place of the fingerprint of the cached transforms.
+    reset_ops_id : bool
+        Forget the ids of transform objects in the trace of applied operations, so that other instances can invert.
+    track_meta : bool
+        If false, MetaTensors are returned as plain tensors. (MONAI's default is false.)
+    codec, clevel, chunks, precision, writers, max_pending_bytes, on_error, read_only
+        See `zcache.Cache`. `precision` concerns non-integral floats only; labels are never made lossy.
+    root : path, optional
+        Directory of the source data. Paths inside of it enter keys relative to it, so that hosts that mount the data
+        elsewhere share entries.
+    check_sources : bool
+        Whether a changed size or modification time of a source file makes its entry stale.
+
+    Raises
+    ------
+    FingerprintError
+        No stable key can be made from a transform; the message names it and says what to do.
+    CacheConfigError
+        An argument cannot work.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> from monai.transforms import Lambdad
+    >>> with tempfile.TemporaryDirectory() as d:
+    ...     with PersistentDataset([{"x": 1.0}], [Lambdad("x", torch.tensor)], d) as ds:
+    ...         a = ds[0]
+    ...         ds.flush()
+    ...         a == ds[0], ds.stats.misses, ds.stats.hits
+    (True, 1, 1)
+    """
+
+    def __init__(
+        self,
+        data: Sequence[Any],
+        transform: Sequence[Callable[..., Any]] | Callable[..., Any] | None,
+        cache_dir: CacheDir = _Unset.DEFAULT,
+        hash_func: HashFunc | None = None,
+        pickle_module: str = "pickle",
+        pickle_protocol: int = DEFAULT_PROTOCOL,
+        hash_transform: HashFunc | None = None,
+        reset_ops_id: bool = True,
+        track_meta: bool = True,
+        weights_only: bool = True,
+        *,
+        codec: str = "lz4",
+        clevel: int = 5,
+        chunks: str | Iterable[int] = "auto",
+        precision: str | float | Precision = "lossless",
+        writers: int = 2,
+        max_pending_bytes: int | str = "1GiB",
+        on_error: Literal["warn", "raise"] = "warn",
+        root: str | os.PathLike[str] | None = None,
+        check_sources: bool = True,
+        read_only: bool = False,
+    ) -> None:
+        super().__init__(data=data, transform=transform)
+        self.hash_func = hash_func
+        self.hash_transform = hash_transform
+        self.pickle_module = pickle_module
+        self.pickle_protocol = pickle_protocol
+        self.weights_only = weights_only
+        self.reset_ops_id = reset_ops_id
+        self.track_meta = track_meta
+        self._root = None if root is None else os.fspath(root)
+        self._check_sources = check_sources
+        if cache_dir is _Unset.DEFAULT:
+            cache_dir = default_cache_dir()
+        self.cache_dir = None if cache_dir is None else Path(cache_dir)
+        self._cache: Cache | None = None
+        if self.cache_dir is not None:
+            self._cache = Cache(
+                self.cache_dir,
+                codec=codec,
+                clevel=clevel,
+                chunks=chunks,
+                precision=precision,
+                writers=writers,
+                max_pending_bytes=max_pending_bytes,
+                on_error=on_error,
+                read_only=read_only,
+                leaf_codecs=torch_leaf_codecs(track_meta=track_meta),
+            )
+        self._fingerprinted: Any = None
+        self._pipeline_part: Any = None
+        self._pipeline_key()
+
+    @property
+    def stats(self) -> CacheStats:
+        """What the cache did so far: hits, misses, bytes, seconds waited, what was skipped and why."""
+        return CacheStats() if self._cache is None else self._cache.stats
+
+    def set_data(self, data: Sequence[Any]) -> None:
+        """Set the input data. Entries of other data stay: they may be another run's, and are found again."""
+        self.data = data
+
+    def flush(self) -> None:
+        """Wait until all items computed so far in this process are in the cache."""
+        if self._cache is not None:
+            self._cache.flush()
+
+    def close(self) -> None:
+        """Flush and release what this process holds of the cache. The data set may be used again."""
+        if self._cache is not None:
+            self._cache.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _cached_count(self) -> int:
+        """Return how many transforms, from the first, are cached."""
+        index = first_random(self.transform)
+        return len(self.transform.transforms) if index is None else index
+
+    def _pre_transform(self, item_transformed: Any) -> Any:
+        """Run the cached part of the pipeline."""
+        result = self.transform(item_transformed, end=self._cached_count(), threading=True)
+        if self.reset_ops_id:
+            reset_ops_id(result)
+        return result
+
+    def _post_transform(self, item_transformed: Any) -> Any:
+        """Run the part of the pipeline that runs on every access."""
+        count = self._cached_count()
+        if count == len(self.transform.transforms):
+            return item_transformed
+        return self.transform(item_transformed, start=count)
+
+    def _cachecheck(self, item_transformed: Any) -> Any:
+        """Return an item as the cached transforms leave it: read back, or computed and handed to the cache."""
+        key = self._entry_key(item_transformed)
+        if self._cache is None or key is None:
+            return self._pre_transform(deepcopy(item_transformed))
+        found = self._cache.get(key, _MISS)
+        if found is not _MISS:
+            return found
+        computed = self._pre_transform(deepcopy(item_transformed))
+        return self._cache.put(key, computed, self._about(item_transformed))
+
+    def _transform(self, index: int) -> Any:
+        return self._post_transform(self._cachecheck(self.data[index]))
+
+    def _entry_key(self, item: Any) -> str | None:
+        """Return the key of an item, None if it is not to be cached."""
+        if self._cache is None:
+            return None
+        pipeline = self._pipeline_key()
+        if pipeline is None:
+            return None
+        try:
+            if self.hash_func is None:
+                own = item_fingerprint(item, root=self._root, check_sources=self._check_sources)
+            else:
+                sources = list(source_paths(item))
+                stamps = item_fingerprint(sources, root=self._root) if self._check_sources else None
+                own = ["hash_func", self.hash_func(item).hex(), stamps]
+        except FingerprintError as e:
+            self._cache.skip("unkeyable", "an item", e)
+            return None
+        return entry_key(format=FORMAT, item=own, pipeline=pipeline, precision=str(self._cache.precision))
+
+    def _pipeline_key(self) -> Any:
+        """Return the cached transforms' part of every key, None if none is cached; anew after `transform` was set."""
+        if self._cache is None or self._fingerprinted is self.transform:
+            return self._pipeline_part
+        count = self._cached_count()
+        transforms = list(self.transform.transforms[:count])
+        if count == 0:
+            self._pipeline_part = None
+            if self.transform.transforms:
+                warnings.warn(self._why_nothing(), ZCacheWarning, stacklevel=4)
+        elif self.hash_transform is not None:
+            self._pipeline_part = ["hash_transform", self._hashed(transforms)]
+        else:
+            how = {n: getattr(self.transform, n) for n in ("map_items", "unpack_items", "lazy", "overrides")}
+            self._pipeline_part = fingerprint([transforms, how, self.reset_ops_id])
+        self._fingerprinted = self.transform
+        return self._pipeline_part
+
+    def _hashed(self, transforms: list[Any]) -> str:
+        assert self.hash_transform is not None  # noqa: S101 - for mypy
+        try:
+            return self.hash_transform(transforms).hex()
+        except TypeError as e:
+            names = ", ".join(type(t).__name__ for t in transforms)
+            raise FingerprintError(
+                f"hash_transform={self.hash_transform!r} cannot hash the transforms {names}: {e}. Leave hash_transform "
+                "out to have them fingerprinted by class, parameters and source"
+            ) from e
+
+    def _why_nothing(self) -> str:
+        first = self.transform.transforms[0]
+        what = type(first).__name__ if isinstance(first, type) or not hasattr(first, "__name__") else first.__name__
+        return (
+            f"nothing of this pipeline can be cached, since its first transform, {what}, is random or not a "
+            "monai.transforms.Transform: every access computes everything. Put deterministic transforms first (a plain "
+            "function as monai.transforms.Lambda or Lambdad)"
+        )
+
+    def _about(self, item: Any) -> dict[str, Any]:
+        transforms = list(self.transform.transforms[: self._cached_count()])
+        return {"source": list(source_paths(item)), "pipeline": describe(transforms)}
+
+
+class CacheNTransDataset(PersistentDataset):
+    """A `PersistentDataset` that caches the result of the first `cache_n_trans` transforms, random or not.
+
+    Parameters
+    ----------
+    data : sequence
+        Items to load and transform.
+    transform : callable or sequence of callable or None
+        The pipeline.
+    cache_n_trans : int
+        How many transforms, from the first, are cached. Random ones among them are frozen at what they first drew.
+    cache_dir, hash_func, **kwargs
+        See `PersistentDataset`.
+
+    Raises
+    ------
+    CacheConfigError
+        `cache_n_trans` is negative or larger than the number of transforms.
+
+    Examples
+    --------
+    >>> from monai.transforms import Lambdad
+    >>> ds = CacheNTransDataset([{"x": 1}], [Lambdad("x", lambda x: x + 1)] * 3, 2, cache_dir=None)
+    >>> ds[0]
+    {'x': 4}
+    """
+
+    def __init__(
+        self,
+        data: Sequence[Any],
+        transform: Sequence[Callable[..., Any]] | Callable[..., Any] | None,
+        cache_n_trans: int,
+        cache_dir: CacheDir = _Unset.DEFAULT,
+        hash_func: HashFunc | None = None,
+        pickle_module: str = "pickle",
+        pickle_protocol: int = DEFAULT_PROTOCOL,
+        hash_transform: HashFunc | None = None,
+        reset_ops_id: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.cache_n_trans = cache_n_trans
+        super().__init__(
+            data,
+            transform,
+            cache_dir,
+            hash_func,
+            pickle_module,
+            pickle_protocol,
+            hash_transform,
+            reset_ops_id,
+            **kwargs,
+        )
+
+    def _cached_count(self) -> int:
+        n_transforms = len(self.transform.transforms)
+        if not 0 <= self.cache_n_trans <= n_transforms:
+            raise CacheConfigError(
+                f"cache_n_trans={self.cache_n_trans} does not fit a pipeline of {n_transforms} transforms: "
+                f"choose 0 to {n_transforms}"
+            )
+        return self.cache_n_trans

@@ -1,0 +1,123 @@
+"""How tensors, MetaTensors and other values of torch are written into an entry and read back."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+
+from zcache.encoding.payload import Decoder, Encoder, Json, LeafCodec
+from zcache.errors import EntryDamagedError, UnstorableError, ZCacheWarning
+
+__all__ = ["torch_leaf_codecs"]
+
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def torch_leaf_codecs(*, track_meta: bool = True) -> tuple[LeafCodec, ...]:
+    """Return the codecs of torch's and MONAI's types.
+
+    Tensors are stored detached, from a CPU copy, and go back to the device they were on where it exists. Sparse and
+    quantised tensors are refused.
+
+    Parameters
+    ----------
+    track_meta : bool
+        If false, MetaTensors come back as plain tensors. What is stored is the same.
+    """
+    return (
+        LeafCodec("$tensor", (torch.Tensor,), _encode_tensor, _decode_tensor),
+        LeafCodec("$metatensor", (MetaTensor,), _encode_meta, _decode_meta if track_meta else _decode_plain),
+        LeafCodec("$torch.size", (torch.Size,), lambda v, _e, _p: list(v), lambda n, _d: torch.Size(n)),
+        LeafCodec("$torch.dtype", (torch.dtype,), lambda v, _e, _p: _dtype_name(v), lambda n, _d: _dtype(n)),
+        LeafCodec("$torch.device", (torch.device,), lambda v, _e, _p: str(v), lambda n, _d: torch.device(n)),
+    )
+
+
+def _encode_tensor(value: torch.Tensor, encoder: Encoder, path: str) -> Json:
+    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+        raise UnstorableError(
+            f"{path or 'the item'} is a {value.layout} tensor of {value.dtype} on {value.device}, "
+            "which a cache entry cannot hold: convert it to a dense tensor, with to_dense() or dequantize()"
+        )
+    data = value.detach()
+    node: dict[str, Json] = {}
+    if data.device.type != "cpu":
+        node["device"] = str(data.device)
+        data = data.cpu()
+    return {**_encode_bits(data.resolve_conj().resolve_neg(), encoder, path), **node}
+
+
+def _encode_bits(data: torch.Tensor, encoder: Encoder, path: str) -> dict[str, Json]:
+    try:
+        return {"data": encoder.array(data.numpy(), path)}
+    except TypeError:
+        # numpy has no such dtype (bfloat16, float8, complex32): keep the bits as integers.
+        bits = _BITS[data.element_size()]
+        array = (data.contiguous() if data.ndim else data.reshape(1)).view(bits).reshape(data.shape).numpy()
+        return {"data": encoder.array(array, path), "dtype": _dtype_name(data.dtype)}
+
+
+def _decode_tensor(node: Json, decoder: Decoder) -> torch.Tensor:
+    array = decoder.array(node["data"])
+    tensor = torch.from_numpy(np.atleast_1d(array))
+    if "dtype" in node:
+        dtype = _dtype(node["dtype"])
+        if dtype.itemsize != tensor.element_size():
+            raise EntryDamagedError(f"the entry holds {tensor.dtype} bits for a tensor of {dtype}")
+        tensor = tensor.view(dtype)
+    tensor = tensor.reshape(array.shape)
+    return _on_device(tensor, str(node["device"])) if "device" in node else tensor
+
+
+def _on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    try:
+        return tensor.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as e:  # no such device here, or a forked worker
+        warnings.warn(
+            f"a cached tensor was on {device}, which is not available here: it stays on the CPU ({e})",
+            ZCacheWarning,
+            stacklevel=2,
+        )
+        return tensor
+
+
+def _encode_meta(value: MetaTensor, encoder: Encoder, path: str) -> Json:
+    if value.has_pending_operations:
+        raise UnstorableError(f"{path or 'the item'} has pending lazy operations; apply them before it is cached")
+    node = _encode_tensor(value.as_tensor(), encoder, path)
+    node["meta"] = encoder.encode(value.meta, f"{path}.meta")
+    node["applied_operations"] = encoder.encode(value.applied_operations, f"{path}.applied_operations")
+    node["is_batch"] = bool(value.is_batch)
+    if hasattr(value, "_spatial_ndim"):  # MONAI 1.6 and later
+        node["spatial_ndim"] = int(value.spatial_ndim)
+    return node
+
+
+def _decode_meta(node: Json, decoder: Decoder) -> MetaTensor:
+    # Not through the constructor, which adds an affine and a space where the original had none.
+    tensor: MetaTensor = _decode_tensor(node, decoder).as_subclass(MetaTensor)
+    state: dict[str, Any] = tensor.__dict__
+    state["_meta"] = decoder.decode(node["meta"])
+    state["_applied_operations"] = decoder.decode(node["applied_operations"])
+    state["_pending_operations"] = []
+    state["_is_batch"] = bool(node["is_batch"])
+    if "spatial_ndim" in node:
+        state["_spatial_ndim"] = int(node["spatial_ndim"])
+    return tensor
+
+
+def _decode_plain(node: Json, decoder: Decoder) -> torch.Tensor:
+    return _decode_tensor(node, decoder)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: Json) -> torch.dtype:
+    return _DTYPES[name]
