@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import threading
@@ -17,8 +18,9 @@ from typing import Any, Final, Literal, Self, TypeVar, overload
 import numpy as np
 
 from zcache.encoding.chunking import Region, parse_chunks
+from zcache.encoding.hint import precision_hint
 from zcache.encoding.layout import EntryRecord, parse_entry
-from zcache.encoding.narrowing import Precision
+from zcache.encoding.narrowing import LOSSLESS, Precision
 from zcache.encoding.payload import EncodedItem, Json, LeafCodec, decode_item, encode_item
 from zcache.encoding.shard import BloscCodec
 from zcache.errors import CacheConfigError, CacheWriteError, EntryDamagedError, UnstorableError, ZCacheWarning
@@ -26,11 +28,13 @@ from zcache.stats import SKIP_REASONS, CacheStats, Counters
 from zcache.storage.pool import WriterPool
 from zcache.storage.reader import read_array
 from zcache.storage.store import Store
-from zcache.storage.writer import WriteSettings, write_entry
+from zcache.storage.writer import WriteSettings, Written, write_entry
 
 __all__ = ["Cache", "parse_bytes"]
 
 D = TypeVar("D")
+
+_log = logging.getLogger("zcache")
 
 _REASON_OF_ERRNO: Final = {
     errno.ENOSPC: "no_space",
@@ -39,6 +43,7 @@ _REASON_OF_ERRNO: Final = {
     errno.EACCES: "permission",
     errno.EPERM: "permission",
 }
+_HINT_MIN_BYTES: Final = 1024 * 1024
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -124,7 +129,11 @@ class Cache:
 
     def _reset(self) -> None:
         self._pool: WriterPool[_Job] = WriterPool(
-            self._write, self._write_failed, writers=self._writers, max_pending_bytes=self._max_pending_bytes
+            self._write,
+            self._write_failed,
+            writers=self._writers,
+            max_pending_bytes=self._max_pending_bytes,
+            at_rest=self._at_rest,
         )
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -315,10 +324,26 @@ class Cache:
         written = write_entry(self._store, key, job.item, self._settings, job.about, replace=replace)
         with self._lock:
             self._damaged.discard(key)
+        self._hint(job.item, written)
         if written.published:
             self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)
         else:
             self._counters.add(already_stored=1)
+
+    def _hint(self, item: EncodedItem, written: Written) -> None:
+        """Say once, with the first entry, what `precision` would save if an image had to stay floating point."""
+        if self._settings.precision != LOSSLESS or not _log.isEnabledFor(logging.INFO) or self.stats.stored:
+            return
+        for leaf in item.leaves:
+            record = written.records[leaf.name]
+            if record.dtype.kind == "f" and leaf.array.nbytes >= _HINT_MIN_BYTES:
+                _log.info(precision_hint(leaf.name, leaf.array, record.grid, record.codec, record.shard_nbytes))
+                return
+
+    def _at_rest(self, exiting: bool) -> None:
+        self._store.close()
+        if exiting:
+            self._report()
 
     def _write_failed(self, key: str, error: Exception) -> None:
         if isinstance(error, OSError):

@@ -49,7 +49,8 @@ def total_order(bits: np.ndarray) -> np.ndarray:
     """
     word = bits.dtype.type
     sign = word(1 << (8 * bits.dtype.itemsize - 1))
-    return np.where(bits & sign, ~bits, bits | sign)
+    keys: np.ndarray = np.where(bits & sign, ~bits, bits | sign)
+    return keys
 
 
 def find_table(array: np.ndarray, max_entries: int = MAX_CODES) -> tuple[np.ndarray, np.ndarray] | None:
@@ -75,7 +76,7 @@ def find_table(array: np.ndarray, max_entries: int = MAX_CODES) -> tuple[np.ndar
         return None
     sample = spread_sample(bits, _SAMPLE)
     patterns, counts = np.unique(sample, return_counts=True)
-    if patterns.size > limit or (sample.size < bits.size and _surely_more(counts, 2 * limit)):
+    if patterns.size > limit or (sample.size < bits.size and _surely_more(counts, sample.size / bits.size, 2 * limit)):
         return None
     order = np.argsort(total_order(patterns))
     index = _PatternIndex(patterns[order], counts[order], limit)
@@ -102,15 +103,18 @@ def _entries_worth_it(bits: np.ndarray, max_entries: int) -> int:
     return min(max_entries, max(in_bytes, in_words))
 
 
-def _surely_more(counts: np.ndarray, limit: int) -> bool:
+def _surely_more(counts: np.ndarray, fraction: float, limit: int) -> bool:
     """Whether an array holds more than `limit` distinct patterns, judged by how often a sample of it saw each.
 
-    Chao's estimate, a lower bound in expectation: unseen ≥ once² / (2 · twice). `twice` is raised by four of its
-    standard deviations and a constant, so that an array that just fits is practically never refused.
+    Chao and Lin's estimate for a sample without replacement, a lower bound in expectation: at least
+    once² / (2 · twice + once · fraction / (1 − fraction)) are unseen. `twice` is raised by four of its standard
+    deviations and a constant, so that an array that just fits is practically never refused.
     """
     once = int(np.count_nonzero(counts == 1))
     twice = int(np.count_nonzero(counts == 2))  # noqa: PLR2004
-    return bool(counts.size + once**2 / (2 * (twice + 4 * twice**0.5 + 8)) > limit)
+    twice_at_most = twice + 4 * twice**0.5 + 8
+    unseen = once**2 / (2 * twice_at_most + once * fraction / (1 - fraction))
+    return bool(counts.size + unseen > limit)
 
 
 class _Level:
@@ -132,7 +136,8 @@ class _Level:
         self.taken = np.zeros(1 << slot_bits, np.bool_)
 
     def slots(self, patterns: np.ndarray) -> np.ndarray:
-        return (patterns * self.multiplier >> self.shift).astype(np.intp)
+        slots: np.ndarray = (patterns * self.multiplier >> self.shift).astype(np.intp)
+        return slots
 
     def insert(self, patterns: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Put patterns into free slots, the later the more surely; return which found no place."""
@@ -142,7 +147,8 @@ class _Level:
         placed = free & (self.keys[slots] == patterns)
         self.codes[slots[placed]] = codes[placed]
         self.taken[slots[placed]] = True
-        return ~placed
+        left: np.ndarray = ~placed
+        return left
 
 
 class _PatternIndex:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, Self, cast
+from functools import cache, cached_property
+from typing import Any, Literal
 
 import numpy as np
 
 from zcache.encoding.lookup import BLOCK, MAX_CODES, bit_view, find_table, spread_sample
 from zcache.encoding.quantize import (
+    LOSSLESS,
     MAX_SPECIALS,
     Grid,
+    Precision,
     cast_floats,
     integral_valued,
     quantize,
     value_range,
 )
-from zcache.errors import CacheConfigError, EntryDamagedError, UnstorableError
+from zcache.errors import EntryDamagedError, UnstorableError
 
 __all__ = ["LOSSLESS", "Narrowing", "Precision", "from_json", "narrow", "restore", "to_json"]
 
-PrecisionKind = Literal["lossless", "absolute", "float16", "uint8", "uint16"]
 NarrowingKind = Literal["identity", "cast", "table", "affine"]
 
-_NAMED: tuple[PrecisionKind, ...] = ("lossless", "float16", "uint8", "uint16")
 _DTYPES = {
     f"{'|' if t[1:] == '1' else '<'}{t}": np.dtype(t)
     for t in ("b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")
@@ -38,58 +36,6 @@ _CODE_DTYPES = _INTS[0], _INTS[2]
 _FLOAT16, _FLOAT32 = np.dtype("f2"), np.dtype("f4")
 _SMALL_SAMPLE = 512
 _FEW = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """How exactly arrays are kept.
-
-    Attributes
-    ----------
-    kind : str
-        ``"lossless"``, ``"absolute"`` (within `max_abs_error`), ``"float16"``, ``"uint8"`` or ``"uint16"`` (levels
-        over each array's own range).
-    max_abs_error : float
-        For ``"absolute"`` only: largest allowed difference of a value, above 0.
-    """
-
-    kind: PrecisionKind
-    max_abs_error: float = 0.0
-
-    def __post_init__(self) -> None:
-        bound = self.max_abs_error
-        valid = 0 < bound < math.inf if self.kind == "absolute" else self.kind in _NAMED and bound == 0
-        if not valid:
-            raise _bad_precision(f"{self.kind}:{bound!r}")
-
-    @classmethod
-    def parse(cls, value: str | float | Precision) -> Self:
-        """Read the user's ``precision=``; also what ``str()`` of a precision gives.
-
-        Raises
-        ------
-        CacheConfigError
-            Any other value; the message says which work.
-        """
-        if isinstance(value, cls):
-            return value
-        try:
-            if isinstance(value, str):
-                kind, _, bound = value.partition(":")
-                if kind == "absolute":
-                    return cls("absolute", float(bound))
-                return cls(cast("PrecisionKind", value))
-            if isinstance(value, numbers.Real) and not isinstance(value, bool):
-                return cls("absolute", float(value))
-        except (ValueError, OverflowError):
-            pass
-        raise _bad_precision(value)
-
-    def __str__(self) -> str:
-        return f"absolute:{self.max_abs_error!r}" if self.kind == "absolute" else self.kind
-
-
-LOSSLESS = Precision("lossless")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,21 +68,15 @@ class Narrowing:
 
     def lut(self) -> np.ndarray | None:
         """Return the value of each code, read-only, where restoring is a look-up."""
-        if self.table is None and self.grid is None:
-            return None
-        n_codes = self.grid.n_codes if self.grid is not None else cast("np.ndarray", self.table).size
-        return self._full_lut[:n_codes]
+        return self._lut
 
     @cached_property
-    def _full_lut(self) -> np.ndarray:
-        # An entry for every code that the code dtype can hold: damaged codes then neither read out of bounds nor
-        # make np.take wrap around, one table length at a time.
-        lut = self.grid.lut(self.dtype) if self.grid is not None else cast("np.ndarray", self.table)
-        full = np.empty(np.iinfo(self.code_dtype).max + 1, self.dtype)
-        full[: lut.size] = lut
-        full[lut.size :] = lut[-1]
-        full.flags.writeable = False
-        return full
+    def _lut(self) -> np.ndarray | None:
+        lut = self.table if self.grid is None else self.grid.lut(self.dtype)
+        if lut is not None:
+            lut = lut.view()
+            lut.flags.writeable = False
+        return lut
 
 
 def narrow(array: np.ndarray, precision: Precision = LOSSLESS) -> tuple[np.ndarray, Narrowing]:
@@ -165,7 +105,7 @@ def narrow(array: np.ndarray, precision: Precision = LOSSLESS) -> tuple[np.ndarr
         Another dtype or layout: see `zcache.encoding.storable.to_storable`.
     """
     dtype = array.dtype
-    if dtype not in _DTYPE_NAMES or not dtype.isnative or not array.flags.c_contiguous:
+    if dtype not in _DTYPE_NAMES or not array.flags.c_contiguous:
         raise UnstorableError(f"only C-contiguous arrays of native numbers can be narrowed, not {dtype}")
     found = None
     with np.errstate(all="ignore"):  # overflow and NaN are found by looking at the result
@@ -203,10 +143,15 @@ def restore(codes: np.ndarray, narrowing: Narrowing, out: np.ndarray | None = No
         out = np.empty(codes.shape, narrowing.dtype)
     elif out.shape != codes.shape or out.dtype != narrowing.dtype:
         raise ValueError(f"out is {out.dtype} {out.shape}, not {narrowing.dtype} {codes.shape}")
-    if narrowing.kind in {"identity", "cast"}:
+    lut = narrowing.lut()
+    if narrowing.kind == "cast" and codes.dtype == _FLOAT16:
+        # Numpy converts halves one by one; looking them up takes less than half of the time.
+        _look_up(_float16_values(narrowing.dtype), codes.view(np.uint16), out, "wrap")
+    elif lut is None:
         np.copyto(out, codes, casting="safe")
     else:
-        _look_up(narrowing._full_lut, codes, out)  # noqa: SLF001
+        # "wrap" is the fastest, but takes codes far beyond a short table modulo its length by repeated subtraction.
+        _look_up(lut, codes, out, "wrap" if codes.max(initial=0) < lut.size else "clip")
     return out
 
 
@@ -246,13 +191,6 @@ def from_json(data: Any, table: np.ndarray | None = None) -> Narrowing:
         return _read(data, table)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as e:
         raise EntryDamagedError(f"the entry's narrowing is damaged: {type(e).__name__}: {e}") from e
-
-
-def _bad_precision(value: object) -> CacheConfigError:
-    return CacheConfigError(
-        f"precision={value!r} cannot work; give 'lossless', 'float16', 'uint16', 'uint8', or the largest absolute "
-        "error that you accept as a finite number above 0, such as 1e-4"
-    )
 
 
 def _smallest_int(low: int, high: int, below: int) -> np.dtype | None:
@@ -331,98 +269,104 @@ def _survives_float32(block: np.ndarray) -> bool:
 def _narrow_lossy(array: np.ndarray, precision: Precision) -> tuple[np.ndarray, Narrowing] | None:
     """Return floats in the narrowest form that the precision allows; None if only a lossless one is left."""
     flat = array.reshape(-1)
-    dtype = array.dtype
     if integral_valued(flat):
         return None
     if precision.kind == "float16":
-        if dtype == _FLOAT16:
-            return None
-        casts = ((cast_floats(flat, _FLOAT16, exact_specials=False), _FLOAT16) for _ in range(1))
-        return _narrow_to_table(array, MAX_CODES) or _first_cast(array, casts)
+        return _narrow_to_table(array, MAX_CODES) or _narrow_to_floats(array, exact_specials=False)
     values = value_range(flat)
     if values is None:
         return None
     bound = math.inf
     if precision.kind == "absolute":
         bound = precision.max_abs_error
-        grids = values.error_grids(bound, dtype)
+        grids = values.error_grids(bound, array.dtype)
     else:
-        n_codes = _FEW if precision.kind == "uint8" else MAX_CODES
-        grids = [grid for grid in (values.full_grid(n_codes),) if grid is not None]
-    # Codes of a table lose nothing, so they come first where they are as small.
+        grids = values.full_grids(_FEW if precision.kind == "uint8" else MAX_CODES)
     in_bytes = bool(grids) and grids[0].n_codes <= _FEW
-    exact = _narrow_to_table(array, _FEW if in_bytes else MAX_CODES)
-    if exact is not None:
-        return exact
+    # Codes of a table lose nothing, so they come first where they are as small.
+    found = _narrow_to_table(array, _FEW if in_bytes else MAX_CODES) or _narrow_to_grid(array, grids, bound)
+    return found if found or precision.kind != "absolute" else _narrow_to_floats(array, bound)
+
+
+def _narrow_to_grid(array: np.ndarray, grids: list[Grid], bound: float) -> tuple[np.ndarray, Narrowing] | None:
     for grid in grids:
-        found = quantize(flat, grid, bound)
+        found = quantize(array.reshape(-1), grid, bound)
         if found is not None:
             codes = found[0].reshape(array.shape)
-            return codes, Narrowing("affine", dtype, codes.dtype, grid=grid, max_abs_error=found[1])
-    if precision.kind != "absolute":
-        return None
-    narrower = [target for target in (_FLOAT16, _FLOAT32) if target.itemsize < dtype.itemsize]
-    return _first_cast(array, ((cast_floats(flat, target, bound), target) for target in narrower))
-
-
-def _first_cast(
-    array: np.ndarray, casts: Iterator[tuple[tuple[np.ndarray, float] | None, np.dtype]]
-) -> tuple[np.ndarray, Narrowing] | None:
-    for found, target in casts:
-        if found is not None:
-            return found[0].reshape(array.shape), Narrowing("cast", array.dtype, target, max_abs_error=found[1])
+            return codes, Narrowing("affine", array.dtype, codes.dtype, grid=grid, max_abs_error=found[1])
     return None
 
 
-def _look_up(lut: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+def _narrow_to_floats(
+    array: np.ndarray, bound: float = math.inf, *, exact_specials: bool = True
+) -> tuple[np.ndarray, Narrowing] | None:
+    for target in (_FLOAT16, _FLOAT32):
+        if target.itemsize < array.itemsize and (target == _FLOAT16 or bound < math.inf):
+            found = cast_floats(array.reshape(-1), target, bound, exact_specials=exact_specials)
+            if found is not None:
+                return found[0].reshape(array.shape), Narrowing("cast", array.dtype, target, max_abs_error=found[1])
+    return None
+
+
+@cache
+def _float16_values(dtype: np.dtype) -> np.ndarray:
+    """Return every float16 as another float dtype, by its bits."""
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        values: np.ndarray = np.arange(1 << 16, dtype=np.uint16).view(_FLOAT16).astype(dtype)
+    return values
+
+
+def _look_up(lut: np.ndarray, codes: np.ndarray, out: np.ndarray, mode: Literal["wrap", "clip"]) -> None:
     """Write ``lut[codes]`` to `out`, in blocks: np.take makes 8-byte indices of the codes it gets."""
+    if codes.size == 0:
+        return
     if codes.flags.c_contiguous and out.flags.c_contiguous:
         codes, out = codes.reshape(-1), out.reshape(-1)
         for start in range(0, codes.size, BLOCK):
-            np.take(lut, codes[start : start + BLOCK], mode="wrap", out=out[start : start + BLOCK])
-        return
-    if codes.size == 0:
-        return
-    row = codes.size // codes.shape[0]
-    if row > BLOCK and codes.ndim > 1:
+            np.take(lut, codes[start : start + BLOCK], mode=mode, out=out[start : start + BLOCK])
+    elif codes[0].size > BLOCK and codes.ndim > 1:
         for part, target in zip(codes, out, strict=True):
-            _look_up(lut, part, target)
-        return
-    rows = max(1, BLOCK // row)
-    for start in range(0, codes.shape[0], rows):
-        out[start : start + rows] = lut.take(codes[start : start + rows], mode="wrap")
+            _look_up(lut, part, target, mode)
+    else:
+        rows = max(1, BLOCK // codes[0].size)
+        for start in range(0, codes.shape[0], rows):
+            out[start : start + rows] = lut.take(codes[start : start + rows], mode=mode)
 
 
 def _read(data: Any, table: np.ndarray | None) -> Narrowing:
     kind = data["kind"]
     dtype, code_dtype = _DTYPES[data["dtype"]], _DTYPES[data["code_dtype"]]
     error = _finite(data["max_abs_error"])
-    if error < 0:
-        raise ValueError("a negative error")
+    pair = dtype.kind + code_dtype.kind
+    possible = {
+        "identity": code_dtype == dtype,
+        "cast": np.can_cast(code_dtype, dtype) and pair in {"ii", "iu", "uu", "fi", "fu", "ff"},
+        "table": code_dtype in _CODE_DTYPES and dtype.kind == "f",
+        "affine": code_dtype in _CODE_DTYPES and dtype.kind == "f",
+    }
+    if not possible[kind] or (kind != "identity" and code_dtype.itemsize >= dtype.itemsize) or error < 0:
+        raise ValueError(f"kind {kind!r} from {code_dtype} to {dtype} with an error of {error}")
     if (table is not None) != (kind == "table"):
         raise ValueError(f"kind {kind!r} {'without' if table is None else 'with'} a table")
-    if kind == "identity" and code_dtype == dtype:
-        return Narrowing(kind, dtype, code_dtype, max_abs_error=error)
-    if code_dtype.itemsize >= dtype.itemsize:
-        raise ValueError(f"kind {kind!r} from {code_dtype} to {dtype}")
-    if kind == "cast" and dtype.kind in "iuf" and code_dtype.kind in "iuf" and np.can_cast(code_dtype, dtype):
-        return Narrowing(kind, dtype, code_dtype, max_abs_error=error)
-    if kind not in {"table", "affine"} or dtype.kind != "f" or code_dtype not in _CODE_DTYPES:
-        raise ValueError(f"kind {kind!r} from {code_dtype} to {dtype}")
-    n_codes = np.iinfo(code_dtype).max + 1
+    grid = None
     if table is not None:
-        entries = _count(data["entries"], n_codes)
+        entries = _count(data["entries"], np.iinfo(code_dtype).max + 1)
         if table.dtype != dtype or table.shape != (entries,):
             raise ValueError(f"a table {table.dtype} {table.shape} instead of {entries} entries of {dtype}")
-        return Narrowing("table", dtype, code_dtype, table=table, max_abs_error=error)
+    elif kind == "affine":
+        grid = _read_grid(data, dtype, np.iinfo(code_dtype).max + 1)
+    return Narrowing(kind, dtype, code_dtype, table=table, grid=grid, max_abs_error=error)
+
+
+def _read_grid(data: Any, dtype: np.dtype, n_codes: int) -> Grid:
     levels = _count(data["levels"], n_codes)
-    if len(data["specials"]) > min(MAX_SPECIALS, n_codes - levels):
-        raise ValueError("too many special values")
+    if type(data["specials"]) is not list or len(data["specials"]) > min(MAX_SPECIALS, n_codes - levels):
+        raise ValueError("the special values are not a list, or too many")
     specials = tuple(int(text, 16) for text in data["specials"])
     grid = Grid(_finite(data["offset"]), _finite(data["scale"]), levels, specials)
     if np.isfinite(grid.lut(dtype)).tolist() != [True] * levels + [False] * len(specials):
         raise ValueError(f"levels that {dtype} cannot hold, or special values that are finite")
-    return Narrowing("affine", dtype, code_dtype, grid=grid, max_abs_error=error)
+    return grid
 
 
 def _finite(text: Any) -> float:

@@ -3,19 +3,92 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 
 from zcache.encoding.lookup import BLOCK, MAX_CODES, bit_view, spread_sample
+from zcache.errors import CacheConfigError
 
-__all__ = ["MAX_SPECIALS", "Grid", "ValueRange", "cast_floats", "integral_valued", "quantize", "value_range"]
+__all__ = [
+    "LOSSLESS",
+    "MAX_SPECIALS",
+    "Grid",
+    "Precision",
+    "ValueRange",
+    "cast_floats",
+    "integral_valued",
+    "quantize",
+    "value_range",
+]
 
 MAX_SPECIALS = 16
 """Distinct bit patterns of NaN and infinity that get codes of their own."""
 
+PrecisionKind = Literal["lossless", "absolute", "float16", "uint8", "uint16"]
+
+_NAMED: tuple[PrecisionKind, ...] = ("lossless", "float16", "uint8", "uint16")
 _SMALL_SAMPLE = 512
 _SHRINKS = (1 - 2.0**-20, 0.999, 0.98)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How exactly arrays are kept.
+
+    Attributes
+    ----------
+    kind : str
+        ``"lossless"``, ``"absolute"`` (within `max_abs_error`), ``"float16"``, ``"uint8"`` or ``"uint16"`` (levels
+        over each array's own range).
+    max_abs_error : float
+        For ``"absolute"`` only: largest allowed difference of a value, above 0.
+    """
+
+    kind: PrecisionKind
+    max_abs_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        bound = self.max_abs_error
+        valid = 0 < bound < math.inf if self.kind == "absolute" else self.kind in _NAMED and bound == 0
+        if not valid:
+            raise _bad_precision(f"{self.kind}:{bound!r}")
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """Read the user's ``precision=``; also what ``str()`` of a precision gives.
+
+        Parameters
+        ----------
+        value : str, float or Precision
+            The name of a kind, or the largest absolute error.
+
+        Raises
+        ------
+        CacheConfigError
+            Any other value; the message says which work.
+        """
+        if isinstance(value, cls):
+            return value
+        try:
+            if isinstance(value, str):
+                kind, _, bound = value.partition(":")
+                if kind == "absolute":
+                    return cls("absolute", float(bound))
+                return cls(cast("PrecisionKind", value))
+            if not isinstance(value, bool) and isinstance(value, numbers.Real):
+                return cls("absolute", float(value))
+        except (ValueError, OverflowError):
+            pass
+        raise _bad_precision(value)
+
+    def __str__(self) -> str:
+        return f"absolute:{self.max_abs_error!r}" if self.kind == "absolute" else self.kind
+
+
+LOSSLESS = Precision("lossless")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +138,7 @@ class ValueRange:
         Zero within the range is a level, so that a masked background stays exactly zero.
         """
         span = self.high - self.low
-        # Subnormal steps lose precision or, with flush-to-zero set, everything. `not` also catches inf and NaN.
-        if not np.finfo(np.float64).tiny <= step < math.inf or not span / step < MAX_CODES:
+        if not 0 < step < math.inf or not span / step < MAX_CODES:  # `not` also catches inf and NaN
             return None
         if self.low < 0 <= self.high:
             offset = -(math.ceil(-self.low / step) * step)
@@ -74,7 +146,11 @@ class ValueRange:
             offset = self.low
             if span:
                 step = span / math.ceil(span / step)
-        grid = Grid(offset, step, round((self.high - offset) / step) + 1, self.specials)
+        # Subnormal steps lose precision or, in a process that flushes them to zero, everything.
+        if step < np.finfo(np.float64).tiny or not math.isfinite(self.high - offset):
+            return None
+        # The very arithmetic of `quantize`, so that no value rounds to a level beyond the last.
+        grid = Grid(offset, step, round((self.high - offset) * (1 / step)) + 1, self.specials)
         return grid if grid.n_codes <= MAX_CODES else None
 
     def error_grids(self, max_abs_error: float, dtype: np.dtype) -> list[Grid]:
@@ -85,10 +161,11 @@ class ValueRange:
         grids = [self.grid(min(step, self.high - self.low or 1.0)) for step in steps if step > 0]
         return [grid for grid in grids if grid is not None]
 
-    def full_grid(self, n_codes: int) -> Grid | None:
-        """Return a grid over the whole range that has at most `n_codes` codes, specials included."""
+    def full_grids(self, n_codes: int) -> list[Grid]:
+        """Return the grid over the whole range that has at most `n_codes` codes, specials included, if there is one."""
         # Two less: one interval between two levels, and one for the level that zero is moved to.
-        return self.grid((self.high - self.low) / (n_codes - len(self.specials) - 2) or 1.0)
+        grid = self.grid((self.high - self.low) / (n_codes - len(self.specials) - 2) or 1.0)
+        return [] if grid is None else [grid]
 
 
 def integral_valued(flat: np.ndarray) -> bool:
@@ -126,7 +203,7 @@ def quantize(flat: np.ndarray, grid: Grid, max_abs_error: float = math.inf) -> t
     lut = grid.lut(flat.dtype)
     if not np.isfinite(lut[: grid.levels]).all():
         return None
-    codes = np.empty(flat.size, np.uint8 if grid.n_codes <= np.iinfo(np.uint8).max + 1 else np.uint16)
+    codes: np.ndarray = np.empty(flat.size, np.uint8 if grid.n_codes <= np.iinfo(np.uint8).max + 1 else np.uint16)
     if codes.itemsize >= flat.itemsize:
         return None
     specials = np.array(grid.specials, bit_view(flat).dtype)
@@ -144,7 +221,7 @@ def quantize(flat: np.ndarray, grid: Grid, max_abs_error: float = math.inf) -> t
         if others.size:
             work[others] = 0
         np.copyto(out, work, casting="unsafe")
-        np.subtract(lut.take(out), block, out=work, dtype=np.float64)
+        np.subtract(lut.take(out, mode="wrap"), block, out=work, dtype=np.float64)
         if others.size:
             work[others] = 0
             out[others] = grid.levels + np.searchsorted(specials, bit_view(block[others]))
@@ -178,3 +255,10 @@ def cast_floats(
         if not worst <= max_abs_error or worst == math.inf:
             return None
     return codes, worst
+
+
+def _bad_precision(value: object) -> CacheConfigError:
+    return CacheConfigError(
+        f"precision={value!r} cannot work; give 'lossless', 'float16', 'uint16', 'uint8', or the largest absolute "
+        "error that you accept as a finite number above 0, such as 1e-4"
+    )

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import util
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["WORKER_BACKLOG_S", "WriterPool"]
 
@@ -53,6 +54,8 @@ class WriterPool(Generic[T]):
         Threads at most.
     max_pending_bytes : int
         Jobs wait in memory up to this many bytes; one job is always admitted.
+    at_rest : callable
+        ``at_rest(exiting)`` is called when the last thread of a process has ended, and when the process exits.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class WriterPool(Generic[T]):
         *,
         writers: int,
         max_pending_bytes: int,
+        at_rest: Callable[[bool], None],
     ) -> None:
         self._work = work
         self._failed = failed
         self._writers = writers
         self._max_pending_bytes = max_pending_bytes
+        self._at_rest = at_rest
         self._state: _State[T] = _State()
 
     def pending(self, key: str) -> T | None:
@@ -123,6 +128,11 @@ class WriterPool(Generic[T]):
             while any(key in state.jobs and state.jobs[key][0] is job for key, job in waiting_for.items()):
                 state.changed.wait()
 
+    def finish(self) -> None:
+        """Drain before the process exits."""
+        self.drain()
+        self._at_rest(True)
+
     def _mine(self) -> _State[T]:
         """Return this process's state: fresh in a forked child, where the parent's threads do not exist."""
         if self._state.pid != os.getpid():
@@ -158,7 +168,9 @@ class WriterPool(Generic[T]):
                 if not state.queue:
                     if not until_empty:
                         state.threads -= 1
-                        _at_exit.discard(self, state.threads)
+                        if state.threads == 0:
+                            # Still under the lock: a new thread, and what it uses, can only come afterwards.
+                            self._at_rest(False)
                     return
                 key = state.queue.popleft()
                 job, nbytes = state.jobs[key]
@@ -178,7 +190,7 @@ class WriterPool(Generic[T]):
 
 
 class _AtExit:
-    """The pools of this process that have threads, to be drained before the process exits.
+    """The pools of this process, to be drained before it exits.
 
     A multiprocessing finaliser rather than atexit: it runs at the end of worker processes too, which leave through
     ``os._exit``.
@@ -186,22 +198,18 @@ class _AtExit:
 
     def __init__(self) -> None:
         self._pid = 0
-        self._pools: set[WriterPool[object]] = set()
+        self._pools: weakref.WeakSet[WriterPool[Any]] = weakref.WeakSet()
 
-    def add(self, pool: WriterPool[T]) -> None:
+    def add(self, pool: WriterPool[Any]) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._pools = set()
-            util.Finalize(None, self._drain, exitpriority=100)
-        self._pools.add(pool)  # type: ignore[arg-type]
+            self._pools = weakref.WeakSet()
+            util.Finalize(None, self._finish, exitpriority=100)
+        self._pools.add(pool)  # threads hold a reference too: a pool with jobs is not collected
 
-    def discard(self, pool: WriterPool[T], threads: int) -> None:
-        if threads == 0:
-            self._pools.discard(pool)  # type: ignore[arg-type]
-
-    def _drain(self) -> None:
+    def _finish(self) -> None:
         for pool in list(self._pools):
-            pool.drain()
+            pool.finish()
 
 
 _at_exit = _AtExit()

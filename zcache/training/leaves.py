@@ -21,6 +21,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def torch_leaf_codecs(*, track_meta: bool = True) -> tuple[LeafCodec, ...]:
     """Return the codecs of torch's and MONAI's types.
 
+    They are module-level functions throughout, so that a cache can be pickled to a worker process.
+
     Tensors are stored detached, from a CPU copy, and go back to the device they were on where it exists. Sparse and
     quantised tensors are refused.
 
@@ -32,9 +34,9 @@ def torch_leaf_codecs(*, track_meta: bool = True) -> tuple[LeafCodec, ...]:
     return (
         LeafCodec("$tensor", (torch.Tensor,), _encode_tensor, _decode_tensor),
         LeafCodec("$metatensor", (MetaTensor,), _encode_meta, _decode_meta if track_meta else _decode_plain),
-        LeafCodec("$torch.size", (torch.Size,), lambda v, _e, _p: list(v), lambda n, _d: torch.Size(n)),
-        LeafCodec("$torch.dtype", (torch.dtype,), lambda v, _e, _p: _dtype_name(v), lambda n, _d: _dtype(n)),
-        LeafCodec("$torch.device", (torch.device,), lambda v, _e, _p: str(v), lambda n, _d: torch.device(n)),
+        LeafCodec("$torch.size", (torch.Size,), _encode_size, _decode_size),
+        LeafCodec("$torch.dtype", (torch.dtype,), _encode_dtype, _decode_dtype),
+        LeafCodec("$torch.device", (torch.device,), _encode_device, _decode_device),
     )
 
 
@@ -59,14 +61,14 @@ def _encode_bits(data: torch.Tensor, encoder: Encoder, path: str) -> dict[str, J
         # numpy has no such dtype (bfloat16, float8, complex32): keep the bits as integers.
         bits = _BITS[data.element_size()]
         array = (data.contiguous() if data.ndim else data.reshape(1)).view(bits).reshape(data.shape).numpy()
-        return {"data": encoder.array(array, path), "dtype": _dtype_name(data.dtype)}
+        return {"data": encoder.array(array, path), "dtype": _encode_dtype(data.dtype, encoder, path)}
 
 
 def _decode_tensor(node: Json, decoder: Decoder) -> torch.Tensor:
     array = decoder.array(node["data"])
     tensor = torch.from_numpy(np.atleast_1d(array))
     if "dtype" in node:
-        dtype = _dtype(node["dtype"])
+        dtype = _decode_dtype(node["dtype"], decoder)
         if dtype.itemsize != tensor.element_size():
             raise EntryDamagedError(f"the entry holds {tensor.dtype} bits for a tensor of {dtype}")
         tensor = tensor.view(dtype)
@@ -115,9 +117,25 @@ def _decode_plain(node: Json, decoder: Decoder) -> torch.Tensor:
     return _decode_tensor(node, decoder)
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _encode_size(value: torch.Size, _encoder: Encoder, _path: str) -> Json:
+    return list(value)
 
 
-def _dtype(name: Json) -> torch.dtype:
-    return _DTYPES[name]
+def _decode_size(node: Json, _decoder: Decoder) -> torch.Size:
+    return torch.Size(node)
+
+
+def _encode_dtype(value: torch.dtype, _encoder: Encoder, _path: str) -> Json:
+    return str(value).removeprefix("torch.")
+
+
+def _decode_dtype(node: Json, _decoder: Decoder) -> torch.dtype:
+    return _DTYPES[node]
+
+
+def _encode_device(value: torch.device, _encoder: Encoder, _path: str) -> Json:
+    return str(value)
+
+
+def _decode_device(node: Json, _decoder: Decoder) -> torch.device:
+    return torch.device(node)
