@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +32,7 @@ from zcache.storage.writer import WriteSettings, Written, write_entry
 __all__ = ["Cache", "parse_bytes"]
 
 D = TypeVar("D")
+T = TypeVar("T")
 
 _log = logging.getLogger("zcache")
 
@@ -184,14 +184,18 @@ class Cache:
         if job is not None:
             self._counters.add(inflight_hits=1)
             return self._restored(job.item)
-        with self._reading(key):
-            record = parse_entry(self._store.read_document(key))
+
+        def load(record: EntryRecord) -> Any:
             item = decode_item(record.tree, lambda name: self._read(key, record, name), self._leaf_codecs)
             self._counters.add(hits=1)
             return item
-        self._counters.add(misses=1)
-        self._report()
-        return default
+
+        def missed() -> Any:
+            self._counters.add(misses=1)
+            self._report()
+            return default
+
+        return self._attempt(key, load, missed)
 
     def get_region(self, key: str, name: str, region: Region) -> np.ndarray | None:
         """Return a box of one array of an entry, reading only the chunks that overlap it; None on a miss.
@@ -210,10 +214,7 @@ class Cache:
         IndexError
             `region` does not lie inside the array.
         """
-        with self._reading(key):
-            record = parse_entry(self._store.read_document(key))
-            return self._read(key, record, name, region)
-        return None
+        return self._attempt(key, lambda record: self._read(key, record, name, region), lambda: None)
 
     def put(self, key: str, item: Any, about: Json = None) -> Any:
         """Hand an item over to be written in the background; return it as `get` would.
@@ -298,24 +299,26 @@ class Cache:
         except FileNotFoundError as e:
             raise EntryDamagedError(f"the shard of its array {name!r} is missing") from e
 
-    @contextlib.contextmanager
-    def _reading(self, key: str) -> Iterator[None]:
-        """Turn what can go wrong with an entry into a miss: fall through to the code after the ``with`` block."""
+    def _attempt(self, key: str, read: Callable[[EntryRecord], T], missed: Callable[[], D]) -> T | D:
+        """Open an entry and read from it; what can go wrong with an entry is a miss."""
         try:
-            yield
+            return read(parse_entry(self._store.read_document(key)))
         except FileNotFoundError:
             pass  # never written, or removed by somebody meanwhile
         except EntryDamagedError as e:
-            with self._lock:
-                self._damaged.add(key)
+            self._mark_damaged(key)
             self._counters.add(damaged=1)
             self._note("damaged", f"the entry {self._store.entry_path(key)} is damaged and is recomputed", e)
         except OSError as e:
-            if e.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
-                with self._lock:
-                    self._damaged.add(key)
+            if e.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):  # something else bears the entry's name
+                self._mark_damaged(key)
             self._counters.add(read_errors=1)
             self._note("read_errors", f"the entry {self._store.entry_path(key)} cannot be read and is recomputed", e)
+        return missed()
+
+    def _mark_damaged(self, key: str) -> None:
+        with self._lock:
+            self._damaged.add(key)
 
     def _write(self, key: str, job: _Job) -> None:
         """Write one entry; runs on a pool thread."""

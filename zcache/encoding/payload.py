@@ -279,7 +279,7 @@ def decode_item(tree: Json, load: Callable[[str], np.ndarray], codecs: Iterable[
 
 def _is_plain_json(value: Any, kind: type) -> bool:
     if kind is int:
-        return -_MAX_SAFE_INT <= value <= _MAX_SAFE_INT
+        return bool(-_MAX_SAFE_INT <= value <= _MAX_SAFE_INT)
     if kind is float:
         return math.isfinite(value)
     return value is None or kind is bool or kind is str

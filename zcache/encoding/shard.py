@@ -166,7 +166,7 @@ def decode_chunk(frame: np.ndarray, out: np.ndarray) -> None:
     data = frame[:-CHUNK_OVERHEAD_BYTES]
     if crc32c(data) != int.from_bytes(frame[-CHUNK_OVERHEAD_BYTES:].tobytes(), "little"):
         raise EntryDamagedError("a chunk does not match its checksum")
-    _, _, _, typesize, nbytes, _, cbytes = _BLOSC_HEADER.unpack_from(data)
+    _, _, _, typesize, nbytes, _, cbytes = _BLOSC_HEADER.unpack(data[: _BLOSC_HEADER.size].tobytes())
     if nbytes != out.nbytes or cbytes != data.nbytes or typesize != out.itemsize:
         raise EntryDamagedError(f"a chunk's header says {nbytes} bytes of items of {typesize}, not {out.nbytes}")
     try:

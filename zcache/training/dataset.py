@@ -20,7 +20,7 @@ from zcache.cache import Cache
 from zcache.encoding.layout import FORMAT
 from zcache.encoding.narrowing import Precision
 from zcache.errors import CacheConfigError, FingerprintError, ZCacheWarning
-from zcache.keys import describe, entry_key, fingerprint, item_fingerprint, source_paths
+from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths
 from zcache.stats import CacheStats
 from zcache.training.leaves import torch_leaf_codecs
 from zcache.training.split import first_random
@@ -254,7 +254,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
             self._pipeline_part = ["hash_transform", self._hashed(transforms)]
         else:
             how = {n: getattr(self.transform, n) for n in ("map_items", "unpack_items", "lazy", "overrides")}
-            self._pipeline_part = fingerprint([transforms, how, self.reset_ops_id])
+            self._pipeline_part = digest(fingerprint([transforms, how, self.reset_ops_id]))
         self._fingerprinted = self.transform
         return self._pipeline_part
 

@@ -10,7 +10,7 @@ from monai.transforms import Compose, RandomizableTrait, Transform
 __all__ = ["Uncached", "first_random", "uncached"]
 
 
-class Uncached(Transform, RandomizableTrait):
+class Uncached(Transform, RandomizableTrait):  # type: ignore[misc]
     """A transform that runs on every access, whatever it is; see `uncached`."""
 
     def __init__(self, transform: Callable[[Any], Any]) -> None:
