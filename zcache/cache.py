@@ -179,6 +179,7 @@ class Cache:
         CacheWriteError, EntryDamagedError
             With ``on_error="raise"`` only.
         """
+        self._notice_fork()
         self._report()
         job = self._pool.pending(key)
         if job is not None:
@@ -214,6 +215,7 @@ class Cache:
         IndexError
             `region` does not lie inside the array.
         """
+        self._notice_fork()
         return self._attempt(key, lambda record: self._read(key, record, name, region), lambda: None)
 
     def put(self, key: str, item: Any, about: Json = None) -> Any:
@@ -236,6 +238,7 @@ class Cache:
         CacheWriteError, UnstorableError
             With ``on_error="raise"`` only.
         """
+        self._notice_fork()
         self._store.entry_path(key)  # a malformed key is the caller's mistake, not the disk's
         try:
             snapshot = encode_item(item, self._leaf_codecs).snapshot()
@@ -258,6 +261,7 @@ class Cache:
 
     def skip(self, reason: str, what: str, error: Exception) -> None:
         """Count and report an item that the caller could not hand over, for one of `stats.SKIP_REASONS`."""
+        self._notice_fork()
         self._trouble(reason, what, error)
         self._report()
 
@@ -267,6 +271,7 @@ class Cache:
 
     def flush(self) -> None:
         """Wait until everything put so far in this process is written; report what could not be."""
+        self._notice_fork()
         self._pool.drain()
         self._report()
 
@@ -282,6 +287,10 @@ class Cache:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():  # before a lock is touched: a thread of the parent may have held it
+            self._reset()
 
     def _restored(self, item: EncodedItem) -> Any:
         arrays = {leaf.name: leaf.array for leaf in item.leaves}
@@ -367,8 +376,6 @@ class Cache:
                 self._troubles.append((kind, text, error))
 
     def _report(self) -> None:
-        if self._pid != os.getpid():  # forked: the parent's troubles are the parent's to report
-            self._pid, self._lock, self._troubles = os.getpid(), threading.Lock(), []
         if not self._troubles:
             return
         with self._lock:

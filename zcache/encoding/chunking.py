@@ -27,6 +27,8 @@ TARGET_BYTES = 256 * 1024
 
 _MAX_CHUNK_BYTES = 512 * 1024 * 1024  # far below Blosc's limit of 2 GiB per buffer
 _SPATIAL_AXES = 3
+_MAX_EXTRA_PADDING = 0.03
+_BIT_GROUP = 8  # blosc shuffles bits of eight elements at a time, and leaves a chunk of another number as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +182,26 @@ def choose_chunk_shape(
         chosen_sizes[axis] = _even_part(shape[axis], side)
     for axis in leading:
         chosen_sizes[axis] = _even_part(shape[axis], max(1, budget // math.prod(chosen_sizes)))
-    return tuple(chosen_sizes)
+    return _in_bit_groups(tuple(shape), tuple(chosen_sizes))
 
 
 def _even_part(extent: int, side: int) -> int:
     """Return the extent of the fewest even parts that are about `side` long, a tenth more at most."""
     count = max(1, math.ceil(extent / (side * 1.1)))
     return math.ceil(extent / count)
+
+
+def _in_bit_groups(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Round the extent up that makes the number of elements a multiple of eight with the least padding."""
+
+    def rounded(axis: int) -> tuple[int, ...]:
+        others = math.prod(chunk_shape[:axis] + chunk_shape[axis + 1 :])
+        multiple = _BIT_GROUP // math.gcd(_BIT_GROUP, others)
+        extent = -(-chunk_shape[axis] // multiple) * multiple
+        return (*chunk_shape[:axis], extent, *chunk_shape[axis + 1 :])
+
+    def padding(chunks: tuple[int, ...]) -> float:
+        return math.prod(ChunkGrid(shape, chunks).shard_shape) / math.prod(shape)
+
+    best = min((rounded(axis) for axis in range(len(shape))), key=padding)
+    return best if padding(best) <= padding(chunk_shape) + _MAX_EXTRA_PADDING else chunk_shape

@@ -44,6 +44,7 @@ DOCUMENT = "zarr.json"
 
 _HEAD = b'{"zarr_format":3,"node_type":"group","attributes":{"zcache":{"crc32c":"'
 _CRC_DIGITS = 8
+_OWN = frozenset({"crc32c", "format", "payload", "arrays"})
 _DATA_TYPES = {
     **{np.dtype(t).newbyteorder("<").str: np.dtype(t).name for t in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")},
     **{np.dtype(t).newbyteorder("<").str: np.dtype(t).name for t in ("?", "f2", "f4", "f8", "c8", "c16")},
@@ -126,7 +127,7 @@ def entry_document(record: EntryRecord) -> bytes:
             "zcache": {
                 "crc32c": "0" * _CRC_DIGITS,
                 "format": FORMAT,
-                **record.about,
+                **{k: v for k, v in record.about.items() if k not in _OWN},
                 "payload": record.tree,
                 "arrays": arrays,
             }
@@ -162,7 +163,7 @@ def parse_entry(data: bytes) -> EntryRecord:
             raise EntryDamagedError(f"it has format {own['format']!r}; this zcache reads format {FORMAT}")
         metadata = document["consolidated_metadata"]["metadata"]
         arrays = {name: _parse_array(name, described, metadata[name]) for name, described in own["arrays"].items()}
-        about = {k: own[k] for k in own if k not in {"crc32c", "format", "payload", "arrays"}}
+        about = {k: v for k, v in own.items() if k not in _OWN}
         return EntryRecord(own["payload"], arrays, about)
     except ZCacheError:
         raise

@@ -60,6 +60,7 @@ class Store:
         self._pid = os.getpid()
         self._staging: Path | None = None
         self._staged = 0
+        self._in_use = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {"cache_dir": self.cache_dir}
@@ -121,11 +122,13 @@ class Store:
         OSError
             It cannot be made: read-only or full file system, no permission.
         """
-        path = self._new_staged()
+        path = self._new_staged(in_use=1)
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            with self._lock:
+                self._in_use -= 1
 
     def publish(self, staged: Path, key: str, *, replace: bool = False) -> bool:
         """Give a finished directory its final name.
@@ -165,9 +168,10 @@ class Store:
         raise OSError(errno.EBUSY, "other processes keep publishing this entry", str(final))
 
     def close(self) -> None:
-        """Remove this process's staging directory, if it made one."""
+        """Remove this process's staging directory, unless another thread is building an entry in it."""
+        self._notice_fork()
         with self._lock:
-            if self._staging is not None and self._pid == os.getpid():
+            if self._staging is not None and not self._in_use:
                 shutil.rmtree(self._staging, ignore_errors=True)
                 self._staging = None
 
@@ -178,15 +182,19 @@ class Store:
             os.rename(final, away / "old")  # noqa: PTH104
         shutil.rmtree(away, ignore_errors=True)
 
-    def _new_staged(self) -> Path:
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():  # before the lock is touched: a thread of the parent may have held it
+            self._reset()
+
+    def _new_staged(self, in_use: int = 0) -> Path:
+        self._notice_fork()
         with self._lock:
-            if self._pid != os.getpid():
-                self._pid, self._staging, self._staged = os.getpid(), None, 0
             if self._staging is None or not self._staging.is_dir():
                 self._staging = self._make_staging()
             self._staged += 1
             path = self._staging / str(self._staged)
             path.mkdir()
+            self._in_use += in_use
             return path
 
     def _make_staging(self) -> Path:

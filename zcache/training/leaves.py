@@ -17,6 +17,8 @@ __all__ = ["torch_leaf_codecs"]
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+_warned_devices: set[torch.device] = set()
+
 
 def torch_leaf_codecs(*, track_meta: bool = True) -> tuple[LeafCodec, ...]:
     """Return the codecs of torch's and MONAI's types.
@@ -41,9 +43,10 @@ def torch_leaf_codecs(*, track_meta: bool = True) -> tuple[LeafCodec, ...]:
 
 
 def _encode_tensor(value: torch.Tensor, encoder: Encoder, path: str) -> Json:
-    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.device.type == "meta":
+        kind = "nested" if value.is_nested else value.layout
         raise UnstorableError(
-            f"{path or 'the item'} is a {value.layout} tensor of {value.dtype} on {value.device}, "
+            f"{path or 'the item'} is a {kind} tensor of {value.dtype} on {value.device}, "
             "which a cache entry cannot hold: convert it to a dense tensor, with to_dense() or dequantize()"
         )
     data = value.detach()
@@ -71,20 +74,27 @@ def _decode_tensor(node: Json, decoder: Decoder) -> torch.Tensor:
         dtype = _decode_dtype(node["dtype"], decoder)
         if dtype.itemsize != tensor.element_size():
             raise EntryDamagedError(f"the entry holds {tensor.dtype} bits for a tensor of {dtype}")
-        tensor = tensor.view(dtype)
+        try:
+            tensor = tensor.view(dtype)
+        except RuntimeError as e:  # a quantised dtype
+            raise EntryDamagedError(f"the entry holds a tensor of {dtype}, which no entry may hold") from e
     tensor = tensor.reshape(array.shape)
-    return _on_device(tensor, str(node["device"])) if "device" in node else tensor
+    return _on_device(tensor, _decode_device(node["device"], decoder)) if "device" in node else tensor
 
 
-def _on_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
+def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "meta":
+        raise EntryDamagedError("the entry holds a tensor on the meta device, which has no values")
     try:
         return tensor.to(device)
     except (RuntimeError, AssertionError, NotImplementedError) as e:  # no such device here, or a forked worker
-        warnings.warn(
-            f"a cached tensor was on {device}, which is not available here: it stays on the CPU ({e})",
-            ZCacheWarning,
-            stacklevel=2,
-        )
+        if device not in _warned_devices:
+            _warned_devices.add(device)
+            warnings.warn(
+                f"cached tensors were on {device}, which is not available here: they stay on the CPU ({e})",
+                ZCacheWarning,
+                stacklevel=2,
+            )
         return tensor
 
 
@@ -138,4 +148,7 @@ def _encode_device(value: torch.device, _encoder: Encoder, _path: str) -> Json:
 
 
 def _decode_device(node: Json, _decoder: Decoder) -> torch.device:
-    return torch.device(node)
+    try:
+        return torch.device(str(node))
+    except RuntimeError as e:
+        raise EntryDamagedError(f"the entry names an unknown device {node!r}") from e
