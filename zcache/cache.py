@@ -201,6 +201,8 @@ class Cache:
     def get_region(self, key: str, name: str, region: Region) -> np.ndarray | None:
         """Return a box of one array of an entry, reading only the chunks that overlap it; None on a miss.
 
+        An entry without such an array counts as damaged.
+
         Parameters
         ----------
         key : str
@@ -216,7 +218,7 @@ class Cache:
             `region` does not lie inside the array.
         """
         self._notice_fork()
-        return self._attempt(key, lambda record: self._read(key, record, name, region), lambda: None)
+        return self._attempt(key, lambda record: self._read(key, record, name, region), self._report)
 
     def put(self, key: str, item: Any, about: Json = None) -> Any:
         """Hand an item over to be written in the background; return it as `get` would.
@@ -243,12 +245,8 @@ class Cache:
         try:
             snapshot = encode_item(item, self._leaf_codecs).snapshot()
             result = self._restored(snapshot)
-        except UnstorableError as e:
-            self._trouble("unstorable", f"item {key}", e)
-            self._report()
-            return item
-        except MemoryError as e:
-            self._trouble("memory", f"item {key}", e)
+        except Exception as e:  # noqa: BLE001 - whatever a leaf does when it is copied, the item is returned
+            self._trouble(_reason(e), f"item {key}", e)
             self._report()
             return item
         if self._read_only:
@@ -297,7 +295,9 @@ class Cache:
         return decode_item(item.tree, lambda name: arrays[name].copy(), self._leaf_codecs)
 
     def _read(self, key: str, record: EntryRecord, name: str, region: Region | None = None) -> np.ndarray:
-        array = record.arrays[name]
+        array = record.arrays.get(name)
+        if array is None:
+            raise EntryDamagedError(f"it has no array {name!r}")
         shape = array.grid.shape
         if region is not None and not (
             len(region) == len(shape) and all(0 <= a <= b <= n for (a, b), n in zip(region, shape, strict=True))
@@ -318,8 +318,8 @@ class Cache:
             self._mark_damaged(key)
             self._counters.add(damaged=1)
             self._note("damaged", f"the entry {self._store.entry_path(key)} is damaged and is recomputed", e)
-        except OSError as e:
-            if e.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):  # something else bears the entry's name
+        except (OSError, MemoryError) as e:
+            if getattr(e, "errno", 0) in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):  # something else bears the name
                 self._mark_damaged(key)
             self._counters.add(read_errors=1)
             self._note("read_errors", f"the entry {self._store.entry_path(key)} cannot be read and is recomputed", e)
@@ -358,11 +358,7 @@ class Cache:
             self._report()
 
     def _write_failed(self, key: str, error: Exception) -> None:
-        if isinstance(error, OSError):
-            reason = _REASON_OF_ERRNO.get(error.errno or 0, "io_error")
-        else:
-            reason = "memory" if isinstance(error, MemoryError) else "internal"
-        self._trouble(reason, f"the entry {self._store.entry_path(key)}", error)
+        self._trouble(_reason(error), f"the entry {self._store.entry_path(key)}", error)
 
     def _trouble(self, reason: str, what: str, error: BaseException) -> None:
         self._counters.add(**{reason: 1})
@@ -381,16 +377,25 @@ class Cache:
         with self._lock:
             troubles, self._troubles = self._troubles, []
         for _kind, text, error in troubles:
+            why = str(error) or type(error).__name__
             if self._raise:
                 if isinstance(error, UnstorableError | EntryDamagedError):
                     raise error
-                raise CacheWriteError(f"{text}: {error}") from error
+                raise CacheWriteError(f"{text}: {why}") from error
             warnings.warn(
-                f"{text}: {error or type(error).__name__}. Training goes on without it; "
-                "further cases are only counted, in stats.",
+                f"{text}: {why}. Training goes on without it; further cases are only counted, in stats.",
                 ZCacheWarning,
                 stacklevel=4,
             )
+
+
+def _reason(error: Exception) -> str:
+    """Return the one of `SKIP_REASONS` that fits an error."""
+    if isinstance(error, UnstorableError):
+        return "unstorable"
+    if isinstance(error, OSError):
+        return _REASON_OF_ERRNO.get(error.errno or 0, "io_error")
+    return "memory" if isinstance(error, MemoryError) else "internal"
 
 
 def parse_bytes(value: int | str) -> int:

@@ -14,7 +14,16 @@ from typing import Literal, TypeAlias
 
 from zcache.errors import CacheConfigError
 
-__all__ = ["ChunkGrid", "ChunkRead", "ChunkSpec", "Region", "choose_chunk_shape", "parse_chunks", "whole_region"]
+__all__ = [
+    "MAX_CHUNK_BYTES",
+    "ChunkGrid",
+    "ChunkRead",
+    "ChunkSpec",
+    "Region",
+    "choose_chunk_shape",
+    "parse_chunks",
+    "whole_region",
+]
 
 Region: TypeAlias = tuple[tuple[int, int], ...]
 """Half-open ``(start, stop)`` per axis."""
@@ -25,7 +34,9 @@ ChunkSpec: TypeAlias = Literal["auto"] | tuple[int, ...]
 TARGET_BYTES = 256 * 1024
 """Bytes of a chunk aimed at: decoded, it fits an L2 cache; encoded, it is one disk read ahead."""
 
-_MAX_CHUNK_BYTES = 512 * 1024 * 1024  # far below Blosc's limit of 2 GiB per buffer
+MAX_CHUNK_BYTES = 512 * 1024 * 1024
+"""No chunk is larger: far below Blosc's limit of 2 GiB per buffer."""
+
 _SPATIAL_AXES = 3
 _MAX_EXTRA_PADDING = 0.03
 _BIT_GROUP = 8  # blosc shuffles bits of eight elements at a time, and leaves a chunk of another number as it is
@@ -167,7 +178,7 @@ def choose_chunk_shape(
         tail = spec[-len(shape) :]
         full = (1,) * (len(shape) - len(tail)) + tail
         chosen = tuple(min(c, n) for c, n in zip(full, shape, strict=True))
-        if math.prod(chosen) * itemsize > _MAX_CHUNK_BYTES:
+        if math.prod(chosen) * itemsize > MAX_CHUNK_BYTES:
             raise CacheConfigError(
                 f"chunks={spec} makes chunks of {math.prod(chosen) * itemsize} bytes; 512 MiB at most"
             )
@@ -187,12 +198,12 @@ def choose_chunk_shape(
 
 def _even_part(extent: int, side: int) -> int:
     """Return the extent of the fewest even parts that are about `side` long, a tenth more at most."""
-    count = max(1, math.ceil(extent / (side * 1.1)))
-    return math.ceil(extent / count)
+    longest = side * 11 // 10  # a whole number, or rounding up would make two of a side of 1: two channels in a chunk
+    return math.ceil(extent / math.ceil(extent / longest))
 
 
 def _in_bit_groups(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Round the extent up that makes the number of elements a multiple of eight with the least padding."""
+    """Round the extent in space up that makes the number of elements a multiple of 8 with the least padding."""
 
     def rounded(axis: int) -> tuple[int, ...]:
         others = math.prod(chunk_shape[:axis] + chunk_shape[axis + 1 :])
@@ -203,5 +214,6 @@ def _in_bit_groups(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tupl
     def padding(chunks: tuple[int, ...]) -> float:
         return math.prod(ChunkGrid(shape, chunks).shard_shape) / math.prod(shape)
 
-    best = min((rounded(axis) for axis in range(len(shape))), key=padding)
+    spatial = range(max(0, len(shape) - _SPATIAL_AXES), len(shape))
+    best = min((rounded(axis) for axis in spatial), key=padding)
     return best if padding(best) <= padding(chunk_shape) + _MAX_EXTRA_PADDING else chunk_shape

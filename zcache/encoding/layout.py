@@ -2,14 +2,15 @@
 
 An entry's document is a Zarr v3 group document with the metadata of its arrays consolidated inline. Its
 ``attributes.zcache`` holds the payload tree and, for each array, how its codes become values again and what its shard
-must look like (size, checksum of the index). The document's own CRC-32C stands at a fixed place near its start and
-covers every other byte, so that a flipped bit in an affine is detected like one in a chunk.
+must look like (size, seal, checksum of the index). The document's own CRC-32C stands at a fixed place near its start
+and covers every other byte, so that a flipped bit in an affine is detected like one in a chunk.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from zcache.encoding import narrowing as nw
-from zcache.encoding.chunking import ChunkGrid
+from zcache.encoding.chunking import MAX_CHUNK_BYTES, ChunkGrid
 from zcache.encoding.names import is_array_name
 from zcache.encoding.payload import Json
-from zcache.encoding.shard import BloscCodec, ShardIndex, crc32c
+from zcache.encoding.shard import SEAL_BYTES, BloscCodec, ShardIndex, crc32c
 from zcache.encoding.storable import CORE_DTYPES
-from zcache.errors import EntryDamagedError, ZCacheError
+from zcache.errors import EntryDamagedError
 
 __all__ = [
     "DOCUMENT",
@@ -45,10 +46,8 @@ DOCUMENT = "zarr.json"
 _HEAD = b'{"zarr_format":3,"node_type":"group","attributes":{"zcache":{"crc32c":"'
 _CRC_DIGITS = 8
 _OWN = frozenset({"crc32c", "format", "payload", "arrays"})
-_DATA_TYPES = {
-    **{np.dtype(t).newbyteorder("<").str: np.dtype(t).name for t in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")},
-    **{np.dtype(t).newbyteorder("<").str: np.dtype(t).name for t in ("?", "f2", "f4", "f8", "c8", "c16")},
-}
+_DTYPES = {np.dtype(s).name: np.dtype(s) for s in CORE_DTYPES}  # Zarr's names are numpy's
+_MAX_AXES = 64  # numpy's limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +64,8 @@ class ArrayRecord:
         Compressor of the chunks.
     narrowing : Narrowing
         How codes become values again.
-    shard_nbytes, index_crc32c : int
-        What the shard must look like: its size in bytes, and the checksum of its index.
+    shard_nbytes, seal, index_crc32c : int
+        What the shard must look like: its size in bytes, and the checksums of its chunks' checksums and of its index.
     """
 
     grid: ChunkGrid
@@ -74,6 +73,7 @@ class ArrayRecord:
     codec: BloscCodec
     narrowing: nw.Narrowing
     shard_nbytes: int
+    seal: int
     index_crc32c: int
 
 
@@ -157,18 +157,21 @@ def parse_entry(data: bytes) -> EntryRecord:
     if digits != b"%08x" % crc32c(tail):
         raise EntryDamagedError("its zarr.json does not match its checksum")
     try:
-        document = json.loads(data)
-        own = document["attributes"]["zcache"]
-        if own["format"] != FORMAT:
-            raise EntryDamagedError(f"it has format {own['format']!r}; this zcache reads format {FORMAT}")
-        metadata = document["consolidated_metadata"]["metadata"]
-        arrays = {name: _parse_array(name, described, metadata[name]) for name, described in own["arrays"].items()}
-        about = {k: v for k, v in own.items() if k not in _OWN}
-        return EntryRecord(own["payload"], arrays, about)
-    except ZCacheError:
+        return _parse_document(json.loads(data))
+    except EntryDamagedError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as e:
         raise EntryDamagedError(f"its zarr.json is malformed: {type(e).__name__}: {e}") from e
+
+
+def _parse_document(document: Json) -> EntryRecord:
+    own = document["attributes"]["zcache"]
+    if own["format"] != FORMAT:
+        raise EntryDamagedError(f"it has format {own['format']!r}; this zcache reads format {FORMAT}")
+    metadata = document["consolidated_metadata"]["metadata"]
+    arrays = {name: _parse_array(name, described, metadata[name]) for name, described in own["arrays"].items()}
+    about = {k: v for k, v in own.items() if k not in _OWN}
+    return EntryRecord(own["payload"], arrays, about)
 
 
 def _array_metadata(record: ArrayRecord) -> Json:
@@ -186,7 +189,7 @@ def _array_metadata(record: ArrayRecord) -> Json:
         "zarr_format": 3,
         "node_type": "array",
         "shape": list(record.grid.shape),
-        "data_type": _DATA_TYPES[record.dtype.str],
+        "data_type": record.dtype.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(record.grid.shard_shape)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": fill,
@@ -212,6 +215,7 @@ def _array_json(record: ArrayRecord) -> Json:
     described: dict[str, Json] = {
         "narrowing": nw.to_json(record.narrowing),
         "shard_nbytes": record.shard_nbytes,
+        "seal": f"{record.seal:08x}",
         "index_crc32c": f"{record.index_crc32c:08x}",
     }
     if record.narrowing.table is not None:
@@ -226,7 +230,7 @@ def _parse_array(name: str, described: Json, metadata: Json) -> ArrayRecord:
         raise EntryDamagedError(f"it names an array {name!r}")
     sharding = metadata["codecs"][0]["configuration"]
     blosc = sharding["codecs"][1]["configuration"]
-    dtype = next(np.dtype(s) for s, zarr_name in _DATA_TYPES.items() if zarr_name == metadata["data_type"])
+    dtype = _DTYPES[metadata["data_type"]]
     grid = ChunkGrid(_extents(metadata["shape"]), _extents(sharding["chunk_shape"]))
     record = ArrayRecord(
         grid=grid,
@@ -234,12 +238,17 @@ def _parse_array(name: str, described: Json, metadata: Json) -> ArrayRecord:
         codec=BloscCodec(str(blosc["cname"]), int(blosc["clevel"]), str(blosc["shuffle"])),
         narrowing=nw.from_json(described["narrowing"], _parse_table(described)),
         shard_nbytes=int(described["shard_nbytes"]),
+        seal=int(described["seal"], 16),
         index_crc32c=int(described["index_crc32c"], 16),
     )
     # What the document says of an array must be what this format would say of it: one source of truth for all readers.
     if _array_metadata(record) != metadata:
         raise EntryDamagedError(f"it describes the array {name!r} in a way that format {FORMAT} never does")
-    if record.shard_nbytes < ShardIndex.nbytes(grid.n_chunks):
+    if record.narrowing.code_dtype != dtype:
+        raise EntryDamagedError(f"it says that the codes of {name!r} are {dtype} and {record.narrowing.code_dtype}")
+    if math.prod(grid.chunk_shape) * dtype.itemsize > MAX_CHUNK_BYTES:
+        raise EntryDamagedError(f"it says that {name!r} has chunks of more than {MAX_CHUNK_BYTES} bytes")
+    if record.shard_nbytes < ShardIndex.nbytes(grid.n_chunks) + SEAL_BYTES:
         raise EntryDamagedError(f"the shard of {name!r} is said to be smaller than its index")
     return record
 
@@ -255,7 +264,7 @@ def _parse_table(described: Json) -> np.ndarray | None:
 
 def _extents(values: Json) -> tuple[int, ...]:
     extents = tuple(values)
-    if not extents or not all(type(n) is int and n > 0 for n in extents):
+    if not 1 <= len(extents) <= _MAX_AXES or not all(type(n) is int and n > 0 for n in extents):
         raise EntryDamagedError(f"it has an array of shape {values}")
     return extents
 

@@ -30,7 +30,8 @@ class NameAllocator:
     def allocate(self, path: str) -> str:
         """Return a name for the array at `path` that no earlier call returned."""
         dotted = _SUBSCRIPT.sub(lambda m: "." + m.group(1).strip("'\""), path)
-        base = re.sub(r"[^A-Za-z0-9_.-]+", "_", dotted).strip("._-")[:_MAX_LENGTH] or "array"
+        plain = re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9_.-]+", "_", dotted))
+        base = plain.strip("._-")[:_MAX_LENGTH] or "array"
         if base.lower() in {"zarr.json", "c"}:  # names that Zarr itself uses inside a group
             base = f"{base}-array"
         name, n = base, 1

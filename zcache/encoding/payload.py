@@ -288,8 +288,18 @@ def _is_plain_json(value: Any, kind: type) -> bool:
 def _encode_enum(value: Enum, path: str) -> Json:
     kind = type(value)
     if value.name is None or kind.__members__.get(value.name) is not value:
-        raise UnstorableError(f"{path} is {value!r}, a combination of flags without a name of its own")
-    return [kind.__module__, kind.__qualname__, value.name]
+        raise UnstorableError(f"{path or 'the item'} is {value!r}, a combination of flags without a name of its own")
+    body = [kind.__module__, kind.__qualname__, value.name]
+    try:
+        found = _decode_enum(body)
+    except (EntryDamagedError, KeyError, TypeError):
+        found = None
+    if found is not value:
+        raise UnstorableError(
+            f"{path or 'the item'} is {value!r} of the enum {'.'.join(body[:2])}, which is not found again under this "
+            "name: define the enum at the top level of a module"
+        )
+    return body
 
 
 def _decode_enum(body: Json) -> Enum:

@@ -2,7 +2,9 @@
 
 Byte for byte what Zarr v3's ``sharding_indexed`` codec describes, with the codecs ``bytes``, ``blosc`` and ``crc32c``
 inside and ``bytes``, ``crc32c`` for the index at the end (https://zarr-specs.readthedocs.io/en/latest/v3/codecs/).
-Chunks whose bytes are all zero, the fill value's, are left out.
+Chunks whose bytes are all zero, the fill value's, are left out. Between the chunks and the index, where readers of Zarr
+see a gap, stand the four bytes of the seal: the checksum of the chunks' checksums. With it an index of a few bytes
+tells this shard from any other, even one whose chunks have the same lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from numcodecs import blosc
 from zcache.encoding.chunking import ChunkGrid
 from zcache.errors import CacheConfigError, EntryDamagedError
 
-__all__ = ["CHUNK_OVERHEAD_BYTES", "BloscCodec", "ShardIndex", "choose_shuffle", "crc32c", "decode_chunk", "frames"]
+__all__ = [
+    "CHUNK_OVERHEAD_BYTES",
+    "SEAL_BYTES",
+    "BloscCodec",
+    "ShardIndex",
+    "choose_shuffle",
+    "crc32c",
+    "decode_chunk",
+    "frames",
+]
 
 # Blosc's own thread pool does not survive a fork, and numcodecs starts it when it is called from the main thread.
 # One call then decodes one chunk on the calling thread; concurrency comes from chunks, not from inside of one.
@@ -28,8 +39,12 @@ blosc.use_threads = False
 CHUNK_OVERHEAD_BYTES = 4
 """Bytes of the checksum after each encoded chunk."""
 
+SEAL_BYTES = 4
+"""Bytes between the last chunk and the index."""
+
 _MISSING = 2**64 - 1
 _BLOSC_HEADER = struct.Struct("<BBBBIII")  # version, codec version, flags, typesize, nbytes, blocksize, cbytes
+_MIN_FRAME_BYTES = _BLOSC_HEADER.size + CHUNK_OVERHEAD_BYTES
 _SHUFFLES = {"noshuffle": blosc.NOSHUFFLE, "shuffle": blosc.SHUFFLE, "bitshuffle": blosc.BITSHUFFLE}
 _CODECS = ("lz4", "lz4hc", "blosclz", "zstd", "zlib")
 _MAX_CLEVEL = 9
@@ -42,7 +57,7 @@ _DECODED_BYTES_PER_S = {"noshuffle": 6e9, "shuffle": 4.5e9, "bitshuffle": 2.5e9}
 
 
 def crc32c(data: Any) -> int:
-    """Return the CRC-32C (Castagnoli) of a bytes-like object or contiguous array."""
+    """Return the CRC-32C (Castagnoli) of bytes or a contiguous array."""
     return int(google_crc32c.value(data))
 
 
@@ -130,7 +145,7 @@ class ShardIndex:
         # Compared without a sum first: offset + length could wrap around.
         if (lengths > limit).any() or (offsets > limit).any() or (offsets + lengths > limit).any():
             raise EntryDamagedError("the shard index points beyond the shard")
-        if (lengths <= CHUNK_OVERHEAD_BYTES + _BLOSC_HEADER.size - 1).any():
+        if (lengths < _MIN_FRAME_BYTES).any():
             raise EntryDamagedError("the shard index holds a chunk that is shorter than its header")
         return cls(table)
 
@@ -166,6 +181,8 @@ def decode_chunk(frame: np.ndarray, out: np.ndarray) -> None:
     EntryDamagedError
         The checksum or a size does not fit; nothing is decoded then.
     """
+    if frame.size < _MIN_FRAME_BYTES:
+        raise EntryDamagedError("a chunk is shorter than its header")
     data = frame[:-CHUNK_OVERHEAD_BYTES]
     if crc32c(data) != int.from_bytes(frame[-CHUNK_OVERHEAD_BYTES:].tobytes(), "little"):
         raise EntryDamagedError("a chunk does not match its checksum")

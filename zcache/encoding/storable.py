@@ -16,7 +16,7 @@ CORE_DTYPES = frozenset(
 )
 """The data types of Zarr v3's core that every reader knows, as little-endian numpy type strings."""
 
-_OPAQUE_KINDS = "SUMmfc"  # kinds with fixed bits; those outside CORE_DTYPES are kept as raw bytes
+_FIXED_KINDS = "biufcSUMm"  # kinds with fixed bits; dtypes outside CORE_DTYPES are kept as raw bytes
 
 
 def to_storable(array: np.ndarray, path: str = "") -> np.ndarray:
@@ -37,16 +37,16 @@ def to_storable(array: np.ndarray, path: str = "") -> np.ndarray:
     UnstorableError
         A structured or object dtype.
     """
-    little = array.dtype.newbyteorder("<")
-    if little.str in CORE_DTYPES:
-        # Bytes are swapped as integers would be: a conversion of floats might quieten a signalling NaN.
-        return array if array.dtype.str == little.str else array.byteswap().view(little)
-    if array.dtype.kind not in _OPAQUE_KINDS:
+    if array.dtype.kind not in _FIXED_KINDS:
         what = "a structured array" if array.dtype.names else f"an array of dtype {array.dtype}"
         raise UnstorableError(
             f"{path or 'the item'} is {what}, which a cache entry cannot hold: store its fields, or numbers, "
             "as arrays of their own"
         )
+    little = array.dtype.newbyteorder("<")
+    if little.str in CORE_DTYPES:
+        # Bytes are swapped as integers would be: a conversion of floats might quieten a signalling NaN.
+        return array if array.dtype.str == little.str else array.byteswap().view(little)
     itemsize = array.dtype.itemsize
     if itemsize == 0 or array.size == 0:
         return np.zeros((*array.shape, itemsize), np.uint8)
@@ -74,10 +74,10 @@ def from_storable(stored: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.
         original = np.dtype(dtype)
     except (TypeError, ValueError) as e:
         raise EntryDamagedError(f"the entry names an unknown dtype {dtype!r}") from e
+    if original.kind not in _FIXED_KINDS:
+        raise EntryDamagedError(f"the entry names the dtype {dtype!r}, which no entry may hold")
     little = original.newbyteorder("<")
     core = little.str in CORE_DTYPES
-    if not core and original.kind not in _OPAQUE_KINDS:
-        raise EntryDamagedError(f"the entry names the dtype {dtype!r}, which no entry may hold")
     if any(n < 0 for n in shape) or math.prod(shape) * original.itemsize != stored.nbytes:
         raise EntryDamagedError(f"the entry holds {stored.nbytes} bytes for an array {shape} of {dtype}")
     if original.itemsize == 0 or stored.nbytes == 0:

@@ -15,7 +15,7 @@ import numpy as np
 from zcache.encoding.chunking import ChunkRead, Region, whole_region
 from zcache.encoding.layout import ArrayRecord
 from zcache.encoding.narrowing import restore
-from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, ShardIndex, decode_chunk
+from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, SEAL_BYTES, ShardIndex, decode_chunk
 from zcache.errors import EntryDamagedError
 
 __all__ = ["Band", "RangeRead", "coalesce", "plan_bands", "read_array"]
@@ -195,10 +195,12 @@ def _read_index(fd: int, record: ArrayRecord) -> ShardIndex:
     if size != record.shard_nbytes:
         raise EntryDamagedError(f"a shard has {size} bytes instead of {record.shard_nbytes}")
     n_chunks = record.grid.n_chunks
-    data = _pread(fd, size - ShardIndex.nbytes(n_chunks), size)
-    if int.from_bytes(data[-CHUNK_OVERHEAD_BYTES:], "little") != record.index_crc32c:
-        raise EntryDamagedError("a shard's index is not the one that the entry was published with")
-    return ShardIndex.decode(data, n_chunks, size)
+    tail = _pread(fd, size - ShardIndex.nbytes(n_chunks) - SEAL_BYTES, size)
+    seal, index = tail[:SEAL_BYTES], tail[SEAL_BYTES:]
+    found = int.from_bytes(seal, "little"), int.from_bytes(index[-CHUNK_OVERHEAD_BYTES:], "little")
+    if found != (record.seal, record.index_crc32c):
+        raise EntryDamagedError("a shard is not the one that the entry was published with")
+    return ShardIndex.decode(index, n_chunks, size)
 
 
 def _pread(fd: int, start: int, stop: int) -> bytes:

@@ -51,8 +51,9 @@ class Store:
 
     def __init__(self, cache_dir: str | os.PathLike[str]) -> None:
         self.cache_dir = Path(cache_dir)
-        if self.cache_dir.exists() and not self.cache_dir.is_dir():
-            raise CacheConfigError(f"cache_dir must be a directory, but {self.cache_dir} is a file")
+        with contextlib.suppress(OSError):  # out of reach: every read will be a miss, every write a counted failure
+            if self.cache_dir.exists() and not self.cache_dir.is_dir():
+                raise CacheConfigError(f"cache_dir must be a directory, but {self.cache_dir} is a file")
         self._reset()
 
     def _reset(self) -> None:
@@ -160,7 +161,8 @@ class Store:
                 # ENOTEMPTY on Linux and NFS, EEXIST on others; ENOTDIR: a foreign file bears the name.
                 if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
-                if not replace:
+                # What has no document is no entry, and no reader could tell that it is in the way.
+                if not replace and (final / DOCUMENT).exists():
                     return False
             else:
                 return True
@@ -204,12 +206,16 @@ class Store:
         sweep_staging(parent)
         path = parent / uuid.uuid4().hex
         path.mkdir()
-        (path / _OWNER).write_text(json.dumps(_this_process()), "ascii")
-        document = self.root / DOCUMENT
-        if not document.exists():
-            draft = path / DOCUMENT
-            draft.write_bytes(root_document())
-            draft.replace(document)  # every process writes the same bytes
+        try:
+            (path / _OWNER).write_text(json.dumps(_this_process()), "ascii")
+            document = self.root / DOCUMENT
+            if not document.exists():
+                draft = path / DOCUMENT
+                draft.write_bytes(root_document())
+                draft.replace(document)  # every process writes the same bytes
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)  # without an owner it would lie there for a day
+            raise
         return path
 
 

@@ -19,7 +19,15 @@ from zcache.encoding.layout import (
 )
 from zcache.encoding.narrowing import LOSSLESS, Precision, narrow
 from zcache.encoding.payload import EncodedItem, Json
-from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, BloscCodec, ShardIndex, choose_shuffle, frames
+from zcache.encoding.shard import (
+    CHUNK_OVERHEAD_BYTES,
+    SEAL_BYTES,
+    BloscCodec,
+    ShardIndex,
+    choose_shuffle,
+    crc32c,
+    frames,
+)
 from zcache.storage.store import Store
 
 __all__ = ["WriteSettings", "Written", "write_entry"]
@@ -113,18 +121,22 @@ def _write_array(directory: Path, array: np.ndarray, settings: WriteSettings) ->
     codec = BloscCodec(settings.cname, settings.clevel, shuffle)
     path = directory / shard_path(codes.ndim)
     path.parent.mkdir(parents=True)
-    lengths = []
+    lengths: list[int] = []
+    checksums = bytearray()
     with path.open("wb", buffering=_BUFFER_BYTES) as f:
         for frame in frames(codes, grid, codec):
             f.write(frame)
             lengths.append(len(frame))
+            checksums += frame[-CHUNK_OVERHEAD_BYTES:]
+        seal = crc32c(bytes(checksums))
         index = ShardIndex.from_lengths(lengths).encode()
-        f.write(index)
+        f.write(seal.to_bytes(SEAL_BYTES, "little") + index)
     return ArrayRecord(
         grid=grid,
         dtype=codes.dtype.newbyteorder("<"),
         codec=codec,
         narrowing=narrowing,
-        shard_nbytes=sum(lengths) + len(index),
+        shard_nbytes=sum(lengths) + SEAL_BYTES + len(index),
+        seal=seal,
         index_crc32c=int.from_bytes(index[-CHUNK_OVERHEAD_BYTES:], "little"),
     )

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import platformdirs
 from monai.data import Dataset
-from monai.transforms import reset_ops_id
+from monai.transforms import Compose, reset_ops_id
 from torch.serialization import DEFAULT_PROTOCOL
 
 from zcache.cache import Cache
@@ -22,8 +22,8 @@ from zcache.encoding.narrowing import Precision
 from zcache.errors import CacheConfigError, FingerprintError, ZCacheWarning
 from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths
 from zcache.stats import CacheStats
-from zcache.training.leaves import torch_leaf_codecs
-from zcache.training.split import first_random
+from zcache.training.leaves import torch_leaf_codecs, without_meta
+from zcache.training.split import first_random, unfolded
 
 __all__ = ["CacheNTransDataset", "PersistentDataset", "default_cache_dir"]
 
@@ -74,7 +74,8 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
     pickle_module, pickle_protocol, weights_only
         Accepted for MONAI's signature; without effect, since nothing is pickled.
     hash_transform : callable, optional
-        ``hash_transform(transforms) -> bytes`` in place of the fingerprint of the cached transforms.
+        ``hash_transform(transforms) -> bytes`` in place of the fingerprint of the cached transforms, nested ones
+        unfolded. MONAI's ``json_hashing`` cannot hash them: they are fingerprinted then (MONAI hashes their names).
     reset_ops_id : bool
         Forget the ids of transform objects in the trace of applied operations, so that other instances can invert.
     track_meta : bool
@@ -195,7 +196,8 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
 
     def _pre_transform(self, item_transformed: Any) -> Any:
         """Run the cached part of the pipeline."""
-        result = self.transform(item_transformed, end=self._cached_count(), threading=True)
+        count = self._cached_count()
+        result = self.transform(item_transformed, end=count, threading=True) if count else item_transformed
         if self.reset_ops_id:
             reset_ops_id(result)
         return result
@@ -211,12 +213,15 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         """Return an item as the cached transforms leave it: read back, or computed and handed to the cache."""
         key = self._entry_key(item_transformed)
         if self._cache is None or key is None:
-            return self._pre_transform(deepcopy(item_transformed))
-        found = self._cache.get(key, _MISS)
-        if found is not _MISS:
-            return found
-        computed = self._pre_transform(deepcopy(item_transformed))
-        return self._cache.put(key, computed, self._about(item_transformed))
+            result = self._pre_transform(deepcopy(item_transformed))
+        else:
+            found = self._cache.get(key, _MISS)
+            if found is not _MISS:
+                return found
+            computed = self._pre_transform(deepcopy(item_transformed))
+            result = self._cache.put(key, computed, self._about(item_transformed))
+        # Once more for items that do not pass through an entry: uncached ones, and such as cannot be stored.
+        return result if self.track_meta else without_meta(result)
 
     def _transform(self, index: int) -> Any:
         return self._post_transform(self._cachecheck(self.data[index]))
@@ -249,29 +254,31 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         if count == 0:
             self._pipeline_part = None
             if self.transform.transforms:
-                warnings.warn(self._why_nothing(), ZCacheWarning, stacklevel=4)
-        elif self.hash_transform is not None:
-            self._pipeline_part = ["hash_transform", self._hashed(transforms)]
+                warnings.warn(self._why_nothing(), ZCacheWarning, stacklevel=3)
         else:
+            hashed = self._hashed(transforms)
+            what = transforms if hashed is None else hashed
             how = {n: getattr(self.transform, n) for n in ("map_items", "unpack_items", "lazy", "overrides")}
-            self._pipeline_part = digest(fingerprint([transforms, how, self.reset_ops_id]))
+            self._pipeline_part = digest(fingerprint([what, how, self.reset_ops_id]))
         self._fingerprinted = self.transform
         return self._pipeline_part
 
-    def _hashed(self, transforms: list[Any]) -> str:
-        assert self.hash_transform is not None  # noqa: S101 - for mypy
+    def _hashed(self, transforms: list[Any]) -> str | None:
+        """Return what `hash_transform` makes of the transforms, None if it is not given or cannot hash them."""
+        if self.hash_transform is None:
+            return None
         try:
-            return self.hash_transform(transforms).hex()
+            return self.hash_transform(unfolded(transforms)).hex()
         except TypeError as e:
-            names = ", ".join(type(t).__name__ for t in transforms)
-            raise FingerprintError(
-                f"hash_transform={self.hash_transform!r} cannot hash the transforms {names}: {e}. Leave hash_transform "
-                "out to have them fingerprinted by class, parameters and source"
-            ) from e
+            if "JSON serializable" not in str(e):
+                raise
+            return None  # json_hashing: MONAI would hash the names of the classes alone
 
     def _why_nothing(self) -> str:
         first = self.transform.transforms[0]
-        what = type(first).__name__ if isinstance(first, type) or not hasattr(first, "__name__") else first.__name__
+        what = getattr(first, "__name__", type(first).__name__)
+        if type(self.transform) is not Compose:
+            what = type(self.transform).__name__
         return (
             f"nothing of this pipeline can be cached, since its first transform, {what}, is random or not a "
             "monai.transforms.Transform: every access computes everything. Put deterministic transforms first (a plain "
@@ -344,3 +351,6 @@ class CacheNTransDataset(PersistentDataset):
                 f"choose 0 to {n_transforms}"
             )
         return self.cache_n_trans
+
+    def _why_nothing(self) -> str:
+        return "cache_n_trans=0: nothing is cached, every access computes everything"

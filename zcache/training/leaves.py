@@ -12,10 +12,11 @@ from monai.data import MetaTensor
 from zcache.encoding.payload import Decoder, Encoder, Json, LeafCodec
 from zcache.errors import EntryDamagedError, UnstorableError, ZCacheWarning
 
-__all__ = ["torch_leaf_codecs"]
+__all__ = ["torch_leaf_codecs", "without_meta"]
 
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_QUANTISED = "torch.q"
 
 _warned_devices: set[torch.device] = set()
 
@@ -40,6 +41,17 @@ def torch_leaf_codecs(*, track_meta: bool = True) -> tuple[LeafCodec, ...]:
         LeafCodec("$torch.dtype", (torch.dtype,), _encode_dtype, _decode_dtype),
         LeafCodec("$torch.device", (torch.device,), _encode_device, _decode_device),
     )
+
+
+def without_meta(value: Any) -> Any:
+    """Return an item with its MetaTensors, in dicts, lists and tuples, as plain tensors of the same memory."""
+    if isinstance(value, MetaTensor):
+        return value.as_tensor()
+    if type(value) is dict:
+        return {k: without_meta(v) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(without_meta(v) for v in value)
+    return value
 
 
 def _encode_tensor(value: torch.Tensor, encoder: Encoder, path: str) -> Json:
@@ -74,10 +86,9 @@ def _decode_tensor(node: Json, decoder: Decoder) -> torch.Tensor:
         dtype = _decode_dtype(node["dtype"], decoder)
         if dtype.itemsize != tensor.element_size():
             raise EntryDamagedError(f"the entry holds {tensor.dtype} bits for a tensor of {dtype}")
-        try:
-            tensor = tensor.view(dtype)
-        except RuntimeError as e:  # a quantised dtype
-            raise EntryDamagedError(f"the entry holds a tensor of {dtype}, which no entry may hold") from e
+        if str(dtype).startswith(_QUANTISED):
+            raise EntryDamagedError(f"the entry holds a tensor of {dtype}, which no entry may hold")
+        tensor = tensor.view(dtype)
     tensor = tensor.reshape(array.shape)
     return _on_device(tensor, _decode_device(node["device"], decoder)) if "device" in node else tensor
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
-from monai.transforms import Compose, RandomizableTrait, Transform
+import numpy as np
+from monai.transforms import (
+    Compose,
+    InvertibleTransform,
+    OneOf,
+    Randomizable,
+    RandomizableTrait,
+    RandomOrder,
+    SomeOf,
+    Transform,
+)
 
-__all__ = ["Uncached", "first_random", "uncached"]
+__all__ = ["Uncached", "UncachedInvertible", "first_random", "uncached", "unfolded"]
 
 
-class Uncached(Transform, RandomizableTrait):  # type: ignore[misc]
+class Uncached(Randomizable, Transform):  # type: ignore[misc]
     """A transform that runs on every access, whatever it is; see `uncached`."""
 
     def __init__(self, transform: Callable[[Any], Any]) -> None:
@@ -19,6 +29,23 @@ class Uncached(Transform, RandomizableTrait):  # type: ignore[misc]
     def __call__(self, data: Any) -> Any:
         """Apply the wrapped transform."""
         return self.transform(data)
+
+    def randomize(self, data: Any = None) -> None:
+        """Draw nothing: the wrapped transform draws when it is called."""
+
+    def set_random_state(self, seed: int | None = None, state: np.random.RandomState | None = None) -> Self:
+        """Seed the wrapped transform, if it can be seeded."""
+        if isinstance(self.transform, Randomizable):
+            self.transform.set_random_state(seed, state)
+        return self
+
+
+class UncachedInvertible(Uncached, InvertibleTransform):  # type: ignore[misc]
+    """An `Uncached` transform that can be inverted."""
+
+    def inverse(self, data: Any) -> Any:
+        """Invert the wrapped transform."""
+        return self.transform.inverse(data)  # type: ignore[attr-defined]
 
 
 def uncached(transform: Callable[[Any], Any]) -> Uncached:
@@ -40,7 +67,7 @@ def uncached(transform: Callable[[Any], Any]) -> Uncached:
     >>> first_random(pipeline)
     0
     """
-    return Uncached(transform)
+    return UncachedInvertible(transform) if isinstance(transform, InvertibleTransform) else Uncached(transform)
 
 
 def first_random(pipeline: Compose) -> int | None:
@@ -48,9 +75,20 @@ def first_random(pipeline: Compose) -> int | None:
 
     As in MONAI: the first that is `RandomizableTrait`, or that is not a `Transform` (a plain function may do anything).
     MONAI counts any nested ``Compose`` as random; here one that holds deterministic transforms alone can be cached.
+    A pipeline that chooses among its transforms, or their order, cannot be split at all.
     """
+    if isinstance(pipeline, OneOf | RandomOrder | SomeOf):
+        return 0
     index: int | None = pipeline.get_index_of_first(lambda t: not _is_deterministic(t))
     return index
+
+
+def unfolded(transforms: Iterable[Any]) -> list[Any]:
+    """Return the transforms with those of nested ``Compose`` objects in their place.
+
+    Unlike ``Compose.flatten``, this makes no new ``Compose``, which would seed its transforms anew.
+    """
+    return [leaf for t in transforms for leaf in (unfolded(t.transforms) if type(t) is Compose else [t])]
 
 
 def _is_deterministic(transform: Any) -> bool:
