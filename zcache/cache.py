@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +19,8 @@ import numpy as np
 from zcache.encoding.chunking import Region, parse_chunks
 from zcache.encoding.hint import precision_hint
 from zcache.encoding.layout import EntryRecord, parse_entry
-from zcache.encoding.narrowing import LOSSLESS, Precision
-from zcache.encoding.payload import EncodedItem, Json, LeafCodec, decode_item, encode_item
+from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow, restore
+from zcache.encoding.payload import ArrayLeaf, EncodedItem, Json, LeafCodec, decode_item, encode_item
 from zcache.encoding.shard import BloscCodec
 from zcache.errors import CacheConfigError, CacheWriteError, EntryDamagedError, UnstorableError, ZCacheWarning
 from zcache.stats import SKIP_REASONS, CacheStats, Counters
@@ -49,8 +49,17 @@ _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
+    """An item to be written: private copies of its arrays, those named in `narrowings` as codes already."""
+
     item: EncodedItem
     about: Json
+    narrowings: Mapping[str, Narrowing]
+
+    def array(self, name: str) -> np.ndarray:
+        """Return an array of the item as it will be read back, the caller's to keep."""
+        leaf = next(leaf for leaf in self.item.leaves if leaf.name == name)
+        narrowing = self.narrowings.get(name)
+        return leaf.array.copy() if narrowing is None else restore(leaf.array, narrowing)
 
 
 class Cache:
@@ -184,7 +193,7 @@ class Cache:
         job = self._pool.pending(key)
         if job is not None:
             self._counters.add(inflight_hits=1)
-            return self._restored(job.item)
+            return self._restored(job)
 
         def load(record: EntryRecord) -> Any:
             item = decode_item(record.tree, lambda name: self._read(key, record, name), self._leaf_codecs)
@@ -243,8 +252,8 @@ class Cache:
         self._notice_fork()
         self._store.entry_path(key)  # a malformed key is the caller's mistake, not the disk's
         try:
-            snapshot = encode_item(item, self._leaf_codecs).snapshot()
-            result = self._restored(snapshot)
+            job = self._job(item, about or {})
+            result = self._restored(job)
         except Exception as e:  # noqa: BLE001 - whatever a leaf does when it is copied, the item is returned
             self._trouble(_reason(e), f"item {key}", e)
             self._report()
@@ -252,7 +261,7 @@ class Cache:
         if self._read_only:
             self._counters.add(read_only=1)
         else:
-            waited_s = self._pool.submit(key, _Job(snapshot, about or {}), snapshot.nbytes)
+            waited_s = self._pool.submit(key, job, job.item.nbytes)
             self._counters.add(wait_s=waited_s)
         self._report()
         return result
@@ -290,9 +299,18 @@ class Cache:
         if self._pid != os.getpid():  # before a lock is touched: a thread of the parent may have held it
             self._reset()
 
-    def _restored(self, item: EncodedItem) -> Any:
-        arrays = {leaf.name: leaf.array for leaf in item.leaves}
-        return decode_item(item.tree, lambda name: arrays[name].copy(), self._leaf_codecs)
+    def _job(self, item: Any, about: Json) -> _Job:
+        snapshot = encode_item(item, self._leaf_codecs).snapshot()
+        if self._settings.precision == LOSSLESS:
+            return _Job(snapshot, about, {})
+        # Rounded here and not in the background: a miss returns what a hit will.
+        narrowed = {leaf.name: narrow(leaf.array, self._settings.precision) for leaf in snapshot.leaves}
+        leaves = tuple(ArrayLeaf(name, codes) for name, (codes, _) in narrowed.items())
+        narrowings = {name: narrowing for name, (_, narrowing) in narrowed.items()}
+        return _Job(EncodedItem(snapshot.tree, leaves), about, narrowings)
+
+    def _restored(self, job: _Job) -> Any:
+        return decode_item(job.item.tree, job.array, self._leaf_codecs)
 
     def _read(self, key: str, record: EntryRecord, name: str, region: Region | None = None) -> np.ndarray:
         array = record.arrays.get(name)
@@ -333,7 +351,9 @@ class Cache:
         """Write one entry; runs on a pool thread."""
         with self._lock:
             replace = key in self._damaged
-        written = write_entry(self._store, key, job.item, self._settings, job.about, replace=replace)
+        written = write_entry(
+            self._store, key, job.item, self._settings, job.about, narrowings=job.narrowings, replace=replace
+        )
         with self._lock:
             self._damaged.discard(key)
         self._hint(job.item, written)

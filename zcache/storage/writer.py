@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,7 +20,7 @@ from zcache.encoding.layout import (
     entry_document,
     shard_path,
 )
-from zcache.encoding.narrowing import LOSSLESS, Precision, narrow
+from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow
 from zcache.encoding.payload import EncodedItem, Json
 from zcache.encoding.shard import (
     CHUNK_OVERHEAD_BYTES,
@@ -76,7 +79,14 @@ class Written:
 
 
 def write_entry(
-    store: Store, key: str, item: EncodedItem, settings: WriteSettings, about: Json, *, replace: bool = False
+    store: Store,
+    key: str,
+    item: EncodedItem,
+    settings: WriteSettings,
+    about: Json,
+    *,
+    narrowings: Mapping[str, Narrowing] = MappingProxyType({}),
+    replace: bool = False,
 ) -> Written:
     """Write and publish one entry.
 
@@ -92,6 +102,8 @@ def write_entry(
         How.
     about : Json
         ``source`` and ``pipeline``, for people who look at the entry later.
+    narrowings : mapping of str to Narrowing
+        Arrays of `item` that are codes already, by name, with the way back.
     replace : bool
         Take the place of an entry that is damaged.
 
@@ -105,17 +117,20 @@ def write_entry(
         stored_bytes = 0
         for leaf in item.leaves:
             directory = staged / leaf.name
-            records[leaf.name] = record = _write_array(directory, leaf.array, settings)
+            records[leaf.name] = record = _write_array(directory, leaf.array, narrowings.get(leaf.name), settings)
             stored_bytes += record.shard_nbytes + (directory / DOCUMENT).write_bytes(array_document(record))
         created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         document = entry_document(EntryRecord(item.tree, records, {"created": created, **about}))
         stored_bytes += (staged / DOCUMENT).write_bytes(document)
         published = store.publish(staged, key, replace=replace)
-    return Written(published, item.nbytes, stored_bytes, records)
+    raw_bytes = sum(math.prod(r.grid.shape) * r.narrowing.dtype.itemsize for r in records.values())
+    return Written(published, raw_bytes, stored_bytes, records)
 
 
-def _write_array(directory: Path, array: np.ndarray, settings: WriteSettings) -> ArrayRecord:
-    codes, narrowing = narrow(array, settings.precision)
+def _write_array(
+    directory: Path, array: np.ndarray, narrowing: Narrowing | None, settings: WriteSettings
+) -> ArrayRecord:
+    codes, narrowing = (array, narrowing) if narrowing is not None else narrow(array, settings.precision)
     grid = ChunkGrid(codes.shape, choose_chunk_shape(codes.shape, codes.itemsize, settings.chunks))
     shuffle = choose_shuffle(codes, grid, settings.cname, settings.clevel)
     codec = BloscCodec(settings.cname, settings.clevel, shuffle)
