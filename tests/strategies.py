@@ -9,8 +9,8 @@ from collections import OrderedDict
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 
 class Colour(enum.Enum):
@@ -18,7 +18,7 @@ class Colour(enum.Enum):
     BLUE = "blue"
 
 
-class Mode(str, enum.Enum):
+class Mode(str, enum.Enum):  # noqa: UP042 - as MONAI's enums are made
     NEAREST = "nearest"
 
 
@@ -68,7 +68,9 @@ scalars = st.one_of(
     st.complex_numbers(allow_nan=True),
     st.text(),
     st.binary(),
-    st.sampled_from([Colour.RED, Colour.BLUE, Mode.NEAREST, Ellipsis, np.dtype(">f4"), np.dtype("U7"), np.dtype("M8[s]")]),
+    st.sampled_from(
+        [Colour.RED, Colour.BLUE, Mode.NEAREST, Ellipsis, np.dtype(">f4"), np.dtype("U7"), np.dtype("M8[s]")]
+    ),
     st.sampled_from([Path("a/b.nii.gz"), PurePosixPath("/x/y"), PureWindowsPath("C:\\z")]),
     st.sampled_from([np.float32("nan"), np.float64(-0.0), np.int8(-3), np.bool_(True), np.str_("x"), np.complex64(1j)]),
     st.sampled_from([np.datetime64("2026-12-01"), np.longdouble(1) / 3, np.bytes_(b"ab")]),
@@ -77,8 +79,14 @@ scalars = st.one_of(
     st.builds(bytearray, st.binary()),
 )
 hashables = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.text(), st.binary(), st.sampled_from([Colour.RED, Mode.NEAREST]),
-    st.tuples(st.integers(), st.text()), st.frozensets(st.integers()),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(),
+    st.binary(),
+    st.sampled_from([Colour.RED, Mode.NEAREST]),
+    st.tuples(st.integers(), st.text()),
+    st.frozensets(st.integers()),
 )
 
 
@@ -135,8 +143,6 @@ def value_bytes(a: np.ndarray | np.generic) -> bytes:
 
 
 def assert_same_tensor(a, b, where: str) -> None:
-    import torch
-
     assert a.dtype == b.dtype, where
     assert a.shape == b.shape, where
     assert a.device == b.device, where
@@ -150,4 +156,15 @@ def assert_same_tensor(a, b, where: str) -> None:
         assert_same(a.affine, b.affine, f"{where}.affine")
 
 
-__all__ = ["CORE", "OTHER", "SHAPES", "Colour", "Mode", "arrays", "assert_same", "hnp", "random_array", "scalars", "trees"]
+__all__ = [
+    "CORE",
+    "OTHER",
+    "SHAPES",
+    "Colour",
+    "Mode",
+    "arrays",
+    "assert_same",
+    "random_array",
+    "scalars",
+    "trees",
+]
