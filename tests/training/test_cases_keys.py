@@ -190,7 +190,7 @@ def plain_function(data):
     [
         (plain_function, "plain_function"),
         (RandFlipd("x", prob=0.0), "RandFlipd"),
-        (zcache.uncached(Lambdad("x", torch.abs)), "Uncached"),
+        (zcache.uncached(Lambdad("x", torch.abs)), "uncached(Lambdad)"),
         (Compose([RandFlipd("x", prob=0.0)]), "Compose"),
         (lambda d: d, "<lambda>"),
         (dict, "dict"),

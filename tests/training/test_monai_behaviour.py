@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 import torch
 from monai.data import MetaTensor, json_hashing, pickle_hashing
-from monai.transforms import Compose, Flip, Identity, Lambda, LoadImaged, RandGaussianNoise, SimulateDelayd, Transform
+from monai.transforms import (
+    Compose,
+    EnsureTyped,
+    Flip,
+    Identity,
+    Lambda,
+    LoadImaged,
+    RandGaussianNoise,
+    RandGaussianNoised,
+    SimulateDelayd,
+    Transform,
+)
+from monai.utils import set_determinism
 from torch.utils.data import Subset
 
 from tests.strategies import assert_same
@@ -401,3 +413,18 @@ def test_another_n_is_another_entry(tmp_path):
         with CacheNTransDataset([{"x": 1}], [Shift(), Identity()], n, tmp_path) as ds:
             ds[0]
     assert len(entries(tmp_path)) == 2
+
+
+def test_monai_s_dataloader_seeds_the_random_transforms_as_it_does_with_its_own_dataset(tmp_path):
+    def drawn(make):
+        set_determinism(11)
+        loader = monai.data.DataLoader(make([{"x": torch.zeros(1, 8)}] * 3, pipeline()), num_workers=0)
+        return [batch["x"] for _ in range(2) for batch in loader]
+
+    def pipeline():
+        return Compose([EnsureTyped("x"), RandGaussianNoised("x", prob=0.5)])
+
+    expected = drawn(monai.data.Dataset)
+    actual = drawn(lambda data, transform: PersistentDataset(data, transform, tmp_path))
+    set_determinism(None)
+    assert_same(expected, actual)

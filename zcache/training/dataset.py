@@ -23,7 +23,7 @@ from zcache.errors import CacheConfigError, FingerprintError, ZCacheWarning
 from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths
 from zcache.stats import CacheStats
 from zcache.training.leaves import torch_leaf_codecs, without_meta
-from zcache.training.split import first_random, unfolded
+from zcache.training.split import Uncached, first_random, unfolded
 
 __all__ = ["CacheNTransDataset", "PersistentDataset", "default_cache_dir"]
 
@@ -158,8 +158,9 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
                 read_only=read_only,
                 leaf_codecs=torch_leaf_codecs(track_meta=track_meta),
             )
-        self._fingerprinted: Any = None
-        self._pipeline_part: Any = None
+        # In a dict, where MONAI's DataLoader does not look when it seeds all that a data set refers to: seeding the
+        # pipeline by a second reference would change what its random transforms draw.
+        self._pipeline: dict[str, Any] = {"transform": None, "key": None}
         self._pipeline_key()
 
     @property
@@ -245,23 +246,26 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
             return None
         return entry_key(format=FORMAT, item=own, pipeline=pipeline, precision=str(self._cache.precision))
 
-    def _pipeline_key(self) -> Any:
+    def _pipeline_key(self) -> str | None:
         """Return the cached transforms' part of every key, None if none is cached; anew after `transform` was set."""
-        if self._cache is None or self._fingerprinted is self.transform:
-            return self._pipeline_part
+        if self._cache is None:
+            return None
+        key: str | None = self._pipeline["key"]
+        if self._pipeline["transform"] is self.transform:
+            return key
         count = self._cached_count()
         transforms = list(self.transform.transforms[:count])
+        key = None
         if count == 0:
-            self._pipeline_part = None
             if self.transform.transforms:
                 warnings.warn(self._why_nothing(), ZCacheWarning, stacklevel=3)
         else:
             hashed = self._hashed(transforms)
             what = transforms if hashed is None else hashed
             how = {n: getattr(self.transform, n) for n in ("map_items", "unpack_items", "lazy", "overrides")}
-            self._pipeline_part = digest(fingerprint([what, how, self.reset_ops_id]))
-        self._fingerprinted = self.transform
-        return self._pipeline_part
+            key = digest(fingerprint([what, how, self.reset_ops_id]))
+        self._pipeline = {"transform": self.transform, "key": key}
+        return key
 
     def _hashed(self, transforms: list[Any]) -> str | None:
         """Return what `hash_transform` makes of the transforms, None if it is not given or cannot hash them."""
@@ -277,6 +281,8 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
     def _why_nothing(self) -> str:
         first = self.transform.transforms[0]
         what = getattr(first, "__name__", type(first).__name__)
+        if isinstance(first, Uncached):
+            what = f"uncached({type(first.transform).__name__})"
         if type(self.transform) is not Compose:
             what = type(self.transform).__name__
         return (

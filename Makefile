@@ -1,0 +1,57 @@
+# make demo and make test need nothing but Python (3.11 or newer) and make; both set up .venv by themselves.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo 'make demo   train a small U-Net without a cache, with MONAI'\''s and with zcache; one table (2 minutes)'
+	@echo 'make test   ruff, mypy, the import contract, pytest'
+	@echo 'make lint   the same without pytest'
+	@echo 'make bench  the benchmark behind the tables in README.md (half an hour, 4 GB of disk)'
+	@echo 'make clean  remove .venv, build products and the caches of demo and benchmark'
+
+demo: $(VENV)/demo.stamp
+	@$(BIN)/python -m benchmarks.demo
+
+test: lint
+	@echo '== pytest'
+	@$(BIN)/python -m pytest -q -n $(WORKERS)
+
+lint: $(VENV)/dev.stamp
+	@echo '== ruff'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo '== mypy --strict'
+	@$(BIN)/mypy --strict zcache
+	@echo '== import contract'
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/dev.stamp
+	@$(BIN)/python -m benchmarks.epochs
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo 'zcache: no $(PYTHON) here; name another with make PYTHON=...' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "zcache needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+			"Name another with make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo 'zcache: $(PYTHON) has no venv module. On Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@echo 'Creating $(VENV) ...'
+	@$(PYTHON) -m venv $(VENV)
+
+# The large packages come first and apart, so that one sees what a slow download is busy with.
+$(VENV)/%.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing PyTorch ...'
+	@$(PIP) install -q -c constraints.txt torch
+	@echo 'Installing zcache with the packages for "$*" ...'
+	@$(PIP) install -q -c constraints.txt -e '.[$*]'
+	@touch $@
