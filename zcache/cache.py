@@ -229,11 +229,11 @@ class Cache:
         self._notice_fork()
         return self._attempt(key, lambda record: self._read(key, record, name, region), self._report)
 
-    def put(self, key: str, item: Any, about: Json = None) -> Any:
+    def put(self, key: str, item: Any, about: Json = None, *, owned: bool = False) -> Any:
         """Hand an item over to be written in the background; return it as `get` would.
 
-        The item is copied before this returns, so the caller may do with it what it likes. Arrays come back
-        C-contiguous, tensors detached: a miss and a hit are the same.
+        The item is copied before this returns, so the caller may do with it, and with what it gets back, what it likes.
+        Arrays come back C-contiguous, tensors detached: a miss and a hit are the same.
 
         Parameters
         ----------
@@ -243,6 +243,8 @@ class Cache:
             Any nesting of containers and leaves; not changed.
         about : Json, optional
             A dict for people who look at the entry later, such as its source and pipeline.
+        owned : bool
+            The caller gives the item up: what is returned may lie in its memory, which saves a copy.
 
         Raises
         ------
@@ -252,8 +254,9 @@ class Cache:
         self._notice_fork()
         self._store.entry_path(key)  # a malformed key is the caller's mistake, not the disk's
         try:
-            job = self._job(item, about or {})
-            result = self._restored(job)
+            encoded = encode_item(item, self._leaf_codecs)
+            job = self._job(encoded, about or {})
+            result = self._handed_on(encoded, job) if owned else self._restored(job)
         except Exception as e:  # noqa: BLE001 - whatever a leaf does when it is copied, the item is returned
             self._trouble(_reason(e), f"item {key}", e)
             self._report()
@@ -299,8 +302,8 @@ class Cache:
         if self._pid != os.getpid():  # before a lock is touched: a thread of the parent may have held it
             self._reset()
 
-    def _job(self, item: Any, about: Json) -> _Job:
-        snapshot = encode_item(item, self._leaf_codecs).snapshot()
+    def _job(self, item: EncodedItem, about: Json) -> _Job:
+        snapshot = item.snapshot()
         if self._settings.precision == LOSSLESS:
             return _Job(snapshot, about, {})
         # Rounded here and not in the background: a miss returns what a hit will.
@@ -308,6 +311,17 @@ class Cache:
         leaves = tuple(ArrayLeaf(name, codes) for name, (codes, _) in narrowed.items())
         narrowings = {name: narrowing for name, (_, narrowing) in narrowed.items()}
         return _Job(EncodedItem(snapshot.tree, leaves), about, narrowings)
+
+    def _handed_on(self, item: EncodedItem, job: _Job) -> Any:
+        """Return the item as it will be read back, in the memory that it was computed in where that can be."""
+        disjoint = item.disjoint()
+        arrays = {leaf.name: leaf.array for leaf in item.leaves if leaf.name in disjoint}
+        exact = {name for name in arrays if name not in job.narrowings or not job.narrowings[name].max_abs_error}
+
+        def load(name: str) -> np.ndarray:
+            return arrays[name] if name in exact else job.array(name)
+
+        return decode_item(item.tree, load, self._leaf_codecs)
 
     def _restored(self, job: _Job) -> Any:
         return decode_item(job.item.tree, job.array, self._leaf_codecs)

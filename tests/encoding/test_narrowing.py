@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from zcache.encoding import lookup
+from zcache.encoding import narrowing as narrowing_module
 from zcache.encoding.lookup import BLOCK, bit_view, find_table, spread_sample, total_order
 from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, from_json, narrow, restore, to_json
 from zcache.errors import CacheConfigError, EntryDamagedError, UnstorableError
@@ -720,3 +721,18 @@ def test_narrowing_is_comparable_by_identity_only():
     a, b = (Narrowing("identity", np.dtype("f4"), np.dtype("f4")) for _ in range(2))
     assert a == a  # noqa: PLR0124
     assert a != b
+
+
+@settings(deadline=None)
+@given(st.integers(1, 256), st.integers(1, 999), st.integers(0, 2**32 - 1), st.sampled_from(["f4", "f8", "f2"]))
+def test_codes_looked_up_two_at_a_time_give_what_one_at_a_time_gives(entries, size, seed, dtype):
+    rng = np.random.default_rng(seed)
+    table = np.frombuffer(rng.bytes(entries * np.dtype(dtype).itemsize), dtype)
+    codes = rng.integers(0, 256, size, dtype=np.uint8)  # some beyond the table
+    narrowing = Narrowing("table", np.dtype(dtype), np.dtype("u1"), table=table)
+    expected = table[np.minimum(codes, entries - 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        for at_least in (1 << 60, 1):
+            patch.setattr(narrowing_module, "_MIN_PAIRED", at_least)
+            patch.setattr(narrowing_module, "_PAIRED_BLOCK", 64)
+            assert restore(codes, narrowing).tobytes() == expected.tobytes()

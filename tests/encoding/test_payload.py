@@ -7,12 +7,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import Colour, Mode, assert_same, random_array, trees
 from zcache.encoding.payload import decode_item, encode_item
 from zcache.errors import EntryDamagedError, UnstorableError
+from zcache.training.leaves import torch_leaf_codecs
 
 
 class Flags(enum.Flag):
@@ -156,3 +158,38 @@ def test_case_12_signalling_nans_keep_their_payload_in_either_byte_order():
         back = round_trip([array, array[0]])
         assert back[0].tobytes() == array.tobytes()
         assert back[1].tobytes() == array[0].tobytes()
+
+
+def test_memory_is_handed_on_only_where_nothing_else_uses_it(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(2000))
+    base = np.zeros(6000)
+    locked = np.zeros(2000)
+    locked.flags.writeable = False
+    item = {
+        "own": np.zeros(2000),
+        "fortran": np.asfortranarray(np.zeros((40, 50))),
+        "view": base[:2000],
+        "buffer": np.frombuffer(bytearray(16000)),
+        "map": np.load(tmp_path / "x.npy", mmap_mode="c"),
+        "locked": locked,
+        "tensor": torch.zeros(2000),
+        "whole": (shared := torch.zeros(4000)),
+        "half": shared[1000:3000],
+        "foreign order": np.zeros(2000, ">f8"),
+    }
+    encoded = encode_item(item, torch_leaf_codecs())
+    assert encoded.disjoint() == {"own", "tensor"}
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), max_size=6))
+def test_disjoint_arrays_are_those_that_share_no_byte(spans):
+    buffer = torch.zeros(100, dtype=torch.uint8)
+    item = [buffer[start : start + n] for start, n in spans]
+    encoded = encode_item(item, torch_leaf_codecs(), inline_max_bytes=0)
+    arrays = {leaf.name: leaf.array for leaf in encoded.leaves}
+    expected = {
+        name
+        for name, array in arrays.items()
+        if not any(np.shares_memory(array, other) for rest, other in arrays.items() if rest != name)
+    }
+    assert encoded.disjoint() == expected

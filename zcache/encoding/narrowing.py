@@ -36,6 +36,9 @@ _CODE_DTYPES = _INTS[0], _INTS[2]
 _FLOAT16, _FLOAT32 = np.dtype("f2"), np.dtype("f4")
 _SMALL_SAMPLE = 512
 _FEW = 256
+_PAIRED_BYTES = 4  # of a value: two make a word
+_PAIRED_BLOCK = 1 << 17
+_MIN_PAIRED = 1 << 19  # codes; with fewer, making the table of pairs takes longer than it saves
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,9 +324,14 @@ def _look_up(lut: np.ndarray, codes: np.ndarray, out: np.ndarray, mode: Literal[
     if codes.size == 0:
         return
     if codes.flags.c_contiguous and out.flags.c_contiguous:
-        codes, out = codes.reshape(-1), out.reshape(-1)
-        for start in range(0, codes.size, BLOCK):
-            np.take(lut, codes[start : start + BLOCK], mode=mode, out=out[start : start + BLOCK])
+        codes, out, block = codes.reshape(-1), out.reshape(-1), BLOCK
+        if codes.dtype == np.uint8 and lut.itemsize == _PAIRED_BYTES and codes.size >= _MIN_PAIRED:
+            even = codes.size // 2 * 2
+            out[even:] = lut.take(codes[even:], mode=mode)
+            codes, out = codes[:even].view("<u2"), out[:even].view("<u8")
+            lut, mode, block = _pairs(lut), "wrap", _PAIRED_BLOCK
+        for start in range(0, codes.size, block):
+            np.take(lut, codes[start : start + block], mode=mode, out=out[start : start + block])
     elif codes[0].size > BLOCK and codes.ndim > 1:
         for part, target in zip(codes, out, strict=True):
             _look_up(lut, part, target, mode)
@@ -331,6 +339,17 @@ def _look_up(lut: np.ndarray, codes: np.ndarray, out: np.ndarray, mode: Literal[
         rows = max(1, BLOCK // codes[0].size)
         for start in range(0, codes.shape[0], rows):
             out[start : start + rows] = lut.take(codes[start : start + rows], mode=mode)
+
+
+def _pairs(lut: np.ndarray) -> np.ndarray:
+    """Return the table that looks up two codes at a time: as many steps for twice the values.
+
+    Entry ``a + 256 * b`` holds the bits of the values of the codes a and b; codes beyond the table give its last value.
+    """
+    bits = np.concatenate([lut, np.repeat(lut[-1:], _FEW - lut.size)]).view(np.uint32).astype(np.uint64)
+    first, second = np.meshgrid(bits, bits)
+    pairs: np.ndarray = (first | second << np.uint64(32)).reshape(-1)
+    return pairs
 
 
 def _read(data: Any, table: np.ndarray | None) -> Narrowing:

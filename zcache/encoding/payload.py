@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import mmap
 import struct
 import sys
 from collections import OrderedDict
@@ -86,6 +87,22 @@ class EncodedItem:
     def nbytes(self) -> int:
         """Bytes of the large arrays."""
         return sum(leaf.array.nbytes for leaf in self.leaves)
+
+    def disjoint(self) -> frozenset[str]:
+        """Return the names of the arrays whose memory can be given away: writable, contiguous, nobody else's.
+
+        Left out are views of other numpy arrays, buffers and memory maps, and arrays that overlap another one of the
+        item: what is read back from an entry shares no memory either.
+        """
+        own = [leaf for leaf in self.leaves if _owns_memory(leaf.array)]
+        spans = sorted((leaf.array.__array_interface__["data"][0], leaf.array.nbytes, leaf.name) for leaf in own)
+        alone = []
+        reached = 0
+        for i, (start, nbytes, name) in enumerate(spans):
+            if start >= reached and (i + 1 == len(spans) or start + nbytes <= spans[i + 1][0]):
+                alone.append(name)
+            reached = max(reached, start + nbytes)
+        return frozenset(alone)
 
     def snapshot(self) -> EncodedItem:
         """Return the same item with C-contiguous private copies of its arrays."""
@@ -275,6 +292,13 @@ def decode_item(tree: Json, load: Callable[[str], np.ndarray], codecs: Iterable[
         raise
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as e:
         raise EntryDamagedError(f"the entry's payload is malformed: {type(e).__name__}: {e}") from e
+
+
+def _owns_memory(array: np.ndarray) -> bool:
+    # A base that is none of numpy's is the tensor that the array was taken from.
+    base = array.base
+    own = base is None or not isinstance(base, np.ndarray | np.generic | bytes | bytearray | memoryview | mmap.mmap)
+    return own and array.flags.c_contiguous and array.flags.writeable
 
 
 def _is_plain_json(value: Any, kind: type) -> bool:

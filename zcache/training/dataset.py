@@ -220,7 +220,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
             if found is not _MISS:
                 return found
             computed = self._pre_transform(deepcopy(item_transformed))
-            result = self._cache.put(key, computed, self._about(item_transformed))
+            result = self._cache.put(key, computed, self._about(item_transformed), owned=True)
         # Once more for items that do not pass through an entry: uncached ones, and such as cannot be stored.
         return result if self.track_meta else without_meta(result)
 

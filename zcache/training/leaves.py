@@ -66,6 +66,8 @@ def _encode_tensor(value: torch.Tensor, encoder: Encoder, path: str) -> Json:
     if data.device.type != "cpu":
         node["device"] = str(data.device)
         data = data.cpu()
+    if data.is_shared():  # type: ignore[no-untyped-call]
+        data = data.clone()  # memory that other processes see is not the caller's alone
     return {**_encode_bits(data.resolve_conj().resolve_neg(), encoder, path), **node}
 
 
