@@ -881,7 +881,7 @@ def test_case_14_a_child_forked_while_the_parent_writes_reads_and_writes_its_own
 
 def test_case_14_the_parents_troubles_are_not_told_by_its_children(tmp_path, heard):
     cache = Cache(tmp_path)
-    cache._note("damaged", "the parent's own", EntryDamagedError("x"))
+    cache._troubles.note("damaged", "the parent's own", EntryDamagedError("x"))
 
     def child():
         heard.clear()

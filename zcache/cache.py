@@ -7,9 +7,7 @@ import logging
 import os
 import re
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, overload
@@ -19,15 +17,17 @@ import numpy as np
 from zcache.encoding.chunking import Region, parse_chunks
 from zcache.encoding.hint import precision_hint
 from zcache.encoding.layout import EntryRecord, parse_entry
-from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow, restore
-from zcache.encoding.payload import ArrayLeaf, EncodedItem, Json, LeafCodec, decode_item, encode_item
+from zcache.encoding.narrowing import LOSSLESS, Precision
+from zcache.encoding.payload import EncodedItem, Json, LeafCodec, decode_item, encode_item
 from zcache.encoding.shard import BloscCodec
-from zcache.errors import CacheConfigError, CacheWriteError, EntryDamagedError, UnstorableError, ZCacheWarning
+from zcache.errors import CacheConfigError, EntryDamagedError
 from zcache.stats import SKIP_REASONS, CacheStats, Counters
+from zcache.storage.pending import PendingItem
 from zcache.storage.pool import WriterPool
 from zcache.storage.reader import read_array
 from zcache.storage.store import Store
 from zcache.storage.writer import WriteSettings, Written, write_entry
+from zcache.troubles import Troubles, skip_reason
 
 __all__ = ["Cache", "parse_bytes"]
 
@@ -36,30 +36,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("zcache")
 
-_REASON_OF_ERRNO: Final = {
-    errno.ENOSPC: "no_space",
-    errno.EDQUOT: "no_space",
-    errno.EROFS: "read_only",
-    errno.EACCES: "permission",
-    errno.EPERM: "permission",
-}
 _HINT_MIN_BYTES: Final = 1024 * 1024
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """An item to be written: private copies of its arrays, those named in `narrowings` as codes already."""
-
-    item: EncodedItem
-    about: Json
-    narrowings: Mapping[str, Narrowing]
-
-    def array(self, name: str) -> np.ndarray:
-        """Return an array of the item as it will be read back, the caller's to keep."""
-        leaf = next(leaf for leaf in self.item.leaves if leaf.name == name)
-        narrowing = self.narrowings.get(name)
-        return leaf.array.copy() if narrowing is None else restore(leaf.array, narrowing)
 
 
 class Cache:
@@ -130,14 +108,14 @@ class Cache:
         self._store = Store(cache_dir)
         self._writers = writers
         self._max_pending_bytes = parse_bytes(max_pending_bytes)
-        self._raise = on_error == "raise"
+        self._on_error = on_error
         self._read_only = read_only
         self._leaf_codecs = tuple(leaf_codecs)
         self._counters = Counters()
         self._reset()
 
     def _reset(self) -> None:
-        self._pool: WriterPool[_Job] = WriterPool(
+        self._pool: WriterPool[PendingItem] = WriterPool(
             self._write,
             self._write_failed,
             writers=self._writers,
@@ -146,12 +124,11 @@ class Cache:
         )
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._troubles: list[tuple[str, str, BaseException]] = []
-        self._warned: set[str] = set()
+        self._troubles = Troubles(raising=self._on_error == "raise")
         self._damaged: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_pool", "_pid", "_lock", "_troubles", "_warned", "_damaged"}
+        own = {"_pool", "_pid", "_lock", "_troubles", "_damaged"}
         return {k: v for k, v in self.__dict__.items() if k not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -189,20 +166,20 @@ class Cache:
             With ``on_error="raise"`` only.
         """
         self._notice_fork()
-        self._report()
-        job = self._pool.pending(key)
-        if job is not None:
+        self._troubles.report()
+        pending = self._pool.pending(key)
+        if pending is not None:
             self._counters.add(inflight_hits=1)
-            return self._restored(job)
+            return self._decoded(pending.item.tree, pending.read)
 
         def load(record: EntryRecord) -> Any:
-            item = decode_item(record.tree, lambda name: self._read(key, record, name), self._leaf_codecs)
+            item = self._decoded(record.tree, lambda name: self._read(key, record, name))
             self._counters.add(hits=1)
             return item
 
         def missed() -> Any:
             self._counters.add(misses=1)
-            self._report()
+            self._troubles.report()
             return default
 
         return self._attempt(key, load, missed)
@@ -227,7 +204,7 @@ class Cache:
             `region` does not lie inside the array.
         """
         self._notice_fork()
-        return self._attempt(key, lambda record: self._read(key, record, name, region), self._report)
+        return self._attempt(key, lambda record: self._read(key, record, name, region), self._troubles.report)
 
     def put(self, key: str, item: Any, about: Json = None, *, owned: bool = False) -> Any:
         """Hand an item over to be written in the background; return it as `get` would.
@@ -255,25 +232,28 @@ class Cache:
         self._store.entry_path(key)  # a malformed key is the caller's mistake, not the disk's
         try:
             encoded = encode_item(item, self._leaf_codecs)
-            job = self._job(encoded, about or {})
-            result = self._handed_on(encoded, job) if owned else self._restored(job)
+            pending = PendingItem.snapshot(encoded, self._settings.precision, about or {})
+            result = self._decoded(pending.item.tree, pending.read_in(encoded) if owned else pending.read)
         except Exception as e:  # noqa: BLE001 - whatever a leaf does when it is copied, the item is returned
-            self._trouble(_reason(e), f"item {key}", e)
-            self._report()
+            self._trouble(skip_reason(e), f"item {key}", e)
+            self._troubles.report()
             return item
         if self._read_only:
             self._counters.add(read_only=1)
         else:
-            waited_s = self._pool.submit(key, job, job.item.nbytes)
+            waited_s = self._pool.submit(key, pending, pending.nbytes)
             self._counters.add(wait_s=waited_s)
-        self._report()
+        self._troubles.report()
         return result
 
-    def skip(self, reason: str, what: str, error: Exception) -> None:
-        """Count and report an item that the caller could not hand over, for one of `stats.SKIP_REASONS`."""
+    def skip(self, reason: str, what: str = "", error: Exception | None = None) -> None:
+        """Count an item that is not handed over, for one of `stats.SKIP_REASONS`, and report its error, if any."""
         self._notice_fork()
-        self._trouble(reason, what, error)
-        self._report()
+        if error is None:
+            self._counters.add(**{reason: 1})
+        else:
+            self._trouble(reason, what, error)
+            self._troubles.report()
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of the published entries."""
@@ -283,7 +263,7 @@ class Cache:
         """Wait until everything put so far in this process is written; report what could not be."""
         self._notice_fork()
         self._pool.drain()
-        self._report()
+        self._troubles.report()
 
     def close(self) -> None:
         """Flush, and remove this process's staging directory. The cache may be used again afterwards."""
@@ -302,29 +282,8 @@ class Cache:
         if self._pid != os.getpid():  # before a lock is touched: a thread of the parent may have held it
             self._reset()
 
-    def _job(self, item: EncodedItem, about: Json) -> _Job:
-        snapshot = item.snapshot()
-        if self._settings.precision == LOSSLESS:
-            return _Job(snapshot, about, {})
-        # Rounded here and not in the background: a miss returns what a hit will.
-        narrowed = {leaf.name: narrow(leaf.array, self._settings.precision) for leaf in snapshot.leaves}
-        leaves = tuple(ArrayLeaf(name, codes) for name, (codes, _) in narrowed.items())
-        narrowings = {name: narrowing for name, (_, narrowing) in narrowed.items()}
-        return _Job(EncodedItem(snapshot.tree, leaves), about, narrowings)
-
-    def _handed_on(self, item: EncodedItem, job: _Job) -> Any:
-        """Return the item as it will be read back, in the memory that it was computed in where that can be."""
-        disjoint = item.disjoint()
-        arrays = {leaf.name: leaf.array for leaf in item.leaves if leaf.name in disjoint}
-        exact = {name for name in arrays if name not in job.narrowings or not job.narrowings[name].max_abs_error}
-
-        def load(name: str) -> np.ndarray:
-            return arrays[name] if name in exact else job.array(name)
-
-        return decode_item(item.tree, load, self._leaf_codecs)
-
-    def _restored(self, job: _Job) -> Any:
-        return decode_item(job.item.tree, job.array, self._leaf_codecs)
+    def _decoded(self, tree: Json, load: Callable[[str], np.ndarray]) -> Any:
+        return decode_item(tree, load, self._leaf_codecs)
 
     def _read(self, key: str, record: EntryRecord, name: str, region: Region | None = None) -> np.ndarray:
         array = record.arrays.get(name)
@@ -349,28 +308,36 @@ class Cache:
         except EntryDamagedError as e:
             self._mark_damaged(key)
             self._counters.add(damaged=1)
-            self._note("damaged", f"the entry {self._store.entry_path(key)} is damaged and is recomputed", e)
+            self._troubles.note("damaged", f"the entry {self._store.entry_path(key)} is damaged and is recomputed", e)
         except (OSError, MemoryError) as e:
             if getattr(e, "errno", 0) in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):  # something else bears the name
                 self._mark_damaged(key)
             self._counters.add(read_errors=1)
-            self._note("read_errors", f"the entry {self._store.entry_path(key)} cannot be read and is recomputed", e)
+            self._troubles.note(
+                "read_errors", f"the entry {self._store.entry_path(key)} cannot be read and is recomputed", e
+            )
         return missed()
 
     def _mark_damaged(self, key: str) -> None:
         with self._lock:
             self._damaged.add(key)
 
-    def _write(self, key: str, job: _Job) -> None:
+    def _write(self, key: str, pending: PendingItem) -> None:
         """Write one entry; runs on a pool thread."""
         with self._lock:
             replace = key in self._damaged
         written = write_entry(
-            self._store, key, job.item, self._settings, job.about, narrowings=job.narrowings, replace=replace
+            self._store,
+            key,
+            pending.item,
+            self._settings,
+            pending.about,
+            narrowings=pending.narrowings,
+            replace=replace,
         )
         with self._lock:
             self._damaged.discard(key)
-        self._hint(job.item, written)
+        self._hint(pending.item, written)
         if written.published:
             self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)
         else:
@@ -389,47 +356,14 @@ class Cache:
     def _at_rest(self, exiting: bool) -> None:
         self._store.close()
         if exiting:
-            self._report()
+            self._troubles.report()
 
     def _write_failed(self, key: str, error: Exception) -> None:
-        self._trouble(_reason(error), f"the entry {self._store.entry_path(key)}", error)
+        self._trouble(skip_reason(error), f"the entry {self._store.entry_path(key)}", error)
 
     def _trouble(self, reason: str, what: str, error: BaseException) -> None:
         self._counters.add(**{reason: 1})
-        self._note(reason, f"{what} is not cached ({SKIP_REASONS[reason]})", error)
-
-    def _note(self, kind: str, text: str, error: BaseException) -> None:
-        """Keep a trouble until the caller's own thread can warn of it or raise it."""
-        with self._lock:
-            if self._raise or kind not in self._warned:
-                self._warned.add(kind)
-                self._troubles.append((kind, text, error))
-
-    def _report(self) -> None:
-        if not self._troubles:
-            return
-        with self._lock:
-            troubles, self._troubles = self._troubles, []
-        for _kind, text, error in troubles:
-            why = str(error) or type(error).__name__
-            if self._raise:
-                if isinstance(error, UnstorableError | EntryDamagedError):
-                    raise error
-                raise CacheWriteError(f"{text}: {why}") from error
-            warnings.warn(
-                f"{text}: {why}. Training goes on without it; further cases are only counted, in stats.",
-                ZCacheWarning,
-                stacklevel=4,
-            )
-
-
-def _reason(error: Exception) -> str:
-    """Return the one of `SKIP_REASONS` that fits an error."""
-    if isinstance(error, UnstorableError):
-        return "unstorable"
-    if isinstance(error, OSError):
-        return _REASON_OF_ERRNO.get(error.errno or 0, "io_error")
-    return "memory" if isinstance(error, MemoryError) else "internal"
+        self._troubles.note(reason, f"{what} is not cached ({SKIP_REASONS[reason]})", error)
 
 
 def parse_bytes(value: int | str) -> int:

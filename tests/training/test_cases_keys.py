@@ -204,6 +204,7 @@ def test_case_32_a_pipeline_that_cannot_be_cached_says_so_once_and_writes_nothin
             assert len(list(ds)) == 3
         ds.set_data(data[:1])
         ds[0]
+        assert ds.stats.skipped == {"nothing_to_cache": 7}
     said = [w for w in heard if issubclass(w.category, ZCacheWarning)]
     assert len(said) == 1
     assert f"its first transform, {name}," in str(said[0].message)

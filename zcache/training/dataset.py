@@ -233,6 +233,8 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
             return None
         pipeline = self._pipeline_key()
         if pipeline is None:
+            if self.transform.transforms:  # said already, when the data set was built
+                self._cache.skip("nothing_to_cache")
             return None
         try:
             if self.hash_func is None:

@@ -1,0 +1,72 @@
+"""An item that waits to be written: private copies of its arrays, which serve reads meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow, restore
+from zcache.encoding.payload import ArrayLeaf, EncodedItem, Json
+
+__all__ = ["PendingItem"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingItem:
+    """A snapshot of an item, with what is to be written about it.
+
+    Attributes
+    ----------
+    item : EncodedItem
+        The tree and private arrays; those named in `narrowings` are codes already.
+    about : Json
+        For people who look at the entry later.
+    narrowings : mapping of str to Narrowing
+        How codes become values again. With a lossy precision, arrays are rounded here and not in the background, so
+        that a miss returns what a hit will.
+    """
+
+    item: EncodedItem
+    about: Json
+    narrowings: Mapping[str, Narrowing]
+
+    @classmethod
+    def snapshot(cls, item: EncodedItem, precision: Precision, about: Json) -> Self:
+        """Copy an item, rounded as the precision allows."""
+        copied = item.snapshot()
+        if precision == LOSSLESS:
+            return cls(copied, about, {})
+        narrowed = {leaf.name: narrow(leaf.array, precision) for leaf in copied.leaves}
+        leaves = tuple(ArrayLeaf(name, codes) for name, (codes, _) in narrowed.items())
+        return cls(EncodedItem(copied.tree, leaves), about, {name: how for name, (_, how) in narrowed.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the arrays hold."""
+        return self.item.nbytes
+
+    def read(self, name: str) -> np.ndarray:
+        """Return an array as it will be read back, the caller's to keep."""
+        array = next(leaf.array for leaf in self.item.leaves if leaf.name == name)
+        narrowing = self.narrowings.get(name)
+        return array.copy() if narrowing is None else restore(array, narrowing)
+
+    def read_in(self, original: EncodedItem) -> Callable[[str], np.ndarray]:
+        """Return a `read` that gives away the memory of the item that the snapshot was taken of, where that can be.
+
+        Parameters
+        ----------
+        original : EncodedItem
+            Not to be used any more afterwards.
+        """
+        alone = original.disjoint()
+        arrays = {leaf.name: leaf.array for leaf in original.leaves if leaf.name in alone and self._is_exact(leaf.name)}
+        return lambda name: arrays[name] if name in arrays else self.read(name)
+
+    def _is_exact(self, name: str) -> bool:
+        """Whether every bit will be read back: not so −0.0 and NaN in arrays that may be rounded."""
+        how = self.narrowings.get(name)
+        return how is None or how.kind in ("identity", "table") or (how.kind == "cast" and how.code_dtype.kind in "iu")
