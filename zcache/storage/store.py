@@ -30,7 +30,6 @@ __all__ = ["Store", "sweep_staging"]
 _KEY = re.compile(r"[0-9a-f]{32}")
 _OWNER = "owner.json"
 _FOREIGN_STALE_S = 24 * 3600.0
-_REPLACE_TRIES = 10
 
 
 class Store:
@@ -146,7 +145,7 @@ class Store:
         Returns
         -------
         bool
-            False if another entry of that name was there first and stays.
+            False if another entry of that name was there first, or as soon, and stays.
 
         Raises
         ------
@@ -154,20 +153,24 @@ class Store:
             The rename is refused for another reason.
         """
         final = self.entry_path(key)
-        for _ in range(_REPLACE_TRIES):
-            try:
-                os.rename(staged, final)  # noqa: PTH104 - rename(2), by its name
-            except OSError as e:
-                # ENOTEMPTY on Linux and NFS, EEXIST on others; ENOTDIR: a foreign file bears the name.
-                if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-                # What has no document is no entry, and no reader could tell that it is in the way.
-                if not replace and (final / DOCUMENT).exists():
-                    return False
-            else:
-                return True
-            self._discard(final)
-        raise OSError(errno.EBUSY, "other processes keep publishing this entry", str(final))
+        if self._rename(staged, final):
+            return True
+        # What has no document is no entry, and no reader could tell that it is in the way.
+        if not replace and (final / DOCUMENT).exists():
+            return False
+        self._discard(final)
+        return self._rename(staged, final)  # if another process was faster, its entry is as new as this one
+
+    @staticmethod
+    def _rename(staged: Path, final: Path) -> bool:
+        try:
+            os.rename(staged, final)  # noqa: PTH104 - rename(2), by its name
+        except OSError as e:
+            # ENOTEMPTY on Linux and NFS, EEXIST on others; ENOTDIR: a foreign file bears the name.
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            return False
+        return True
 
     def close(self) -> None:
         """Remove this process's staging directory, unless another thread is building an entry in it."""
