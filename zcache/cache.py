@@ -16,15 +16,14 @@ import numpy as np
 
 from zcache.encoding.chunking import Region, parse_chunks
 from zcache.encoding.hint import precision_hint
-from zcache.encoding.layout import EntryRecord, parse_entry
 from zcache.encoding.narrowing import LOSSLESS, Precision
 from zcache.encoding.payload import EncodedItem, Json, LeafCodec, decode_item, encode_item
 from zcache.encoding.shard import BloscCodec
 from zcache.errors import CacheConfigError, EntryDamagedError
 from zcache.stats import SKIP_REASONS, CacheStats, Counters
+from zcache.storage.entry import Entry, OpenEntries
 from zcache.storage.pending import PendingItem
 from zcache.storage.pool import WriterPool
-from zcache.storage.reader import read_array
 from zcache.storage.store import Store
 from zcache.storage.writer import WriteSettings, Written, write_entry
 from zcache.troubles import Troubles, skip_reason
@@ -126,9 +125,10 @@ class Cache:
         self._lock = threading.Lock()
         self._troubles = Troubles(raising=self._on_error == "raise")
         self._damaged: set[str] = set()
+        self._entries = OpenEntries(self._store)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_pool", "_pid", "_lock", "_troubles", "_damaged"}
+        own = {"_pool", "_entries", "_pid", "_lock", "_troubles", "_damaged"}
         return {k: v for k, v in self.__dict__.items() if k not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -165,24 +165,38 @@ class Cache:
         CacheWriteError, EntryDamagedError
             With ``on_error="raise"`` only.
         """
+        return self.using(key, self.load, default)
+
+    def using(self, key: str, read: Callable[[Entry], T], default: D) -> T | D:
+        """Return what a function reads from an entry, or `default` on a miss.
+
+        Parameters
+        ----------
+        key : str
+            The entry.
+        read : callable
+            ``read(entry)``; called again with a fresh entry if the one that was open turned out to be replaced. An
+            `EntryDamagedError`, OSError or MemoryError that it raises is a miss, as with `get`.
+        default : object
+            What a miss returns.
+
+        Raises
+        ------
+        CacheWriteError, EntryDamagedError
+            With ``on_error="raise"`` only.
+        """
         self._notice_fork()
         self._troubles.report()
         pending = self._pool.pending(key)
         if pending is not None:
+            found = read(pending)
             self._counters.add(inflight_hits=1)
-            return self._decoded(pending.item.tree, pending.read)
+            return found
+        return self._attempt(key, read, default)
 
-        def load(record: EntryRecord) -> Any:
-            item = self._decoded(record.tree, lambda name: self._read(key, record, name))
-            self._counters.add(hits=1)
-            return item
-
-        def missed() -> Any:
-            self._counters.add(misses=1)
-            self._troubles.report()
-            return default
-
-        return self._attempt(key, load, missed)
+    def load(self, entry: Entry) -> Any:
+        """Return the whole item of an entry."""
+        return self._decoded(entry.tree, entry.read)
 
     def get_region(self, key: str, name: str, region: Region) -> np.ndarray | None:
         """Return a box of one array of an entry, reading only the chunks that overlap it; None on a miss.
@@ -203,8 +217,7 @@ class Cache:
         IndexError
             `region` does not lie inside the array.
         """
-        self._notice_fork()
-        return self._attempt(key, lambda record: self._read(key, record, name, region), self._troubles.report)
+        return self.using(key, lambda entry: entry.read(name, region), None)
 
     def put(self, key: str, item: Any, about: Json = None, *, owned: bool = False) -> Any:
         """Hand an item over to be written in the background; return it as `get` would.
@@ -255,6 +268,10 @@ class Cache:
             self._trouble(reason, what, error)
             self._troubles.report()
 
+    def count(self, **amounts: float) -> None:
+        """Add to counters of `stats` that only the caller can keep."""
+        self._counters.add(**amounts)
+
     def keys(self) -> Iterator[str]:
         """Yield the keys of the published entries."""
         return self._store.keys()
@@ -269,6 +286,7 @@ class Cache:
         """Flush, and remove this process's staging directory. The cache may be used again afterwards."""
         self.flush()
         self._store.close()
+        self._entries = OpenEntries(self._store)
 
     def __enter__(self) -> Self:
         return self
@@ -285,38 +303,37 @@ class Cache:
     def _decoded(self, tree: Json, load: Callable[[str], np.ndarray]) -> Any:
         return decode_item(tree, load, self._leaf_codecs)
 
-    def _read(self, key: str, record: EntryRecord, name: str, region: Region | None = None) -> np.ndarray:
-        array = record.arrays.get(name)
-        if array is None:
-            raise EntryDamagedError(f"it has no array {name!r}")
-        shape = array.grid.shape
-        if region is not None and not (
-            len(region) == len(shape) and all(0 <= a <= b <= n for (a, b), n in zip(region, shape, strict=True))
-        ):
-            raise IndexError(f"the region {region} does not lie inside {name!r} of shape {shape}")
-        try:
-            return read_array(self._store.shard(key, name, len(shape)), array, region)
-        except FileNotFoundError as e:
-            raise EntryDamagedError(f"the shard of its array {name!r} is missing") from e
-
-    def _attempt(self, key: str, read: Callable[[EntryRecord], T], missed: Callable[[], D]) -> T | D:
+    def _attempt(self, key: str, read: Callable[[Entry], T], default: D) -> T | D:
         """Open an entry and read from it; what can go wrong with an entry is a miss."""
+        kept = False
         try:
-            return read(parse_entry(self._store.read_document(key)))
+            entry, kept = self._entries.open(key)
+            found = read(entry)
         except FileNotFoundError:
-            pass  # never written, or removed by somebody meanwhile
-        except EntryDamagedError as e:
+            self._entries.forget(key)  # never written, or removed by somebody meanwhile
+        except (EntryDamagedError, OSError, MemoryError) as e:
+            self._entries.forget(key)
+            if kept:  # another process may have replaced it since it was opened
+                return self._attempt(key, read, default)
+            self._cannot_read(key, e)
+        else:
+            self._counters.add(hits=1)
+            return found
+        self._counters.add(misses=1)
+        self._troubles.report()
+        return default
+
+    def _cannot_read(self, key: str, error: Exception) -> None:
+        path = self._store.entry_path(key)
+        if isinstance(error, EntryDamagedError):
             self._mark_damaged(key)
             self._counters.add(damaged=1)
-            self._troubles.note("damaged", f"the entry {self._store.entry_path(key)} is damaged and is recomputed", e)
-        except (OSError, MemoryError) as e:
-            if getattr(e, "errno", 0) in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):  # something else bears the name
-                self._mark_damaged(key)
-            self._counters.add(read_errors=1)
-            self._troubles.note(
-                "read_errors", f"the entry {self._store.entry_path(key)} cannot be read and is recomputed", e
-            )
-        return missed()
+            self._troubles.note("damaged", f"the entry {path} is damaged and is recomputed", error)
+            return
+        if getattr(error, "errno", 0) in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):  # something else bears the name
+            self._mark_damaged(key)
+        self._counters.add(read_errors=1)
+        self._troubles.note("read_errors", f"the entry {path} cannot be read and is recomputed", error)
 
     def _mark_damaged(self, key: str) -> None:
         with self._lock:
@@ -337,6 +354,7 @@ class Cache:
         )
         with self._lock:
             self._damaged.discard(key)
+        self._entries.forget(key)
         self._hint(pending.item, written)
         if written.published:
             self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)

@@ -31,6 +31,7 @@ _COUNTERS = (
     "hits",
     "misses",
     "inflight_hits",
+    "pushed_down",
     "stored",
     "already_stored",
     "damaged",
@@ -55,6 +56,8 @@ class CacheStats:
         Items served from memory because they were still being written.
     misses : int
         Items that had to be computed.
+    pushed_down : int
+        Hits, on disk or in flight, of which only what a random crop keeps was read.
     stored : int
         Entries written and published.
     already_stored : int
@@ -74,6 +77,7 @@ class CacheStats:
     hits: int = 0
     misses: int = 0
     inflight_hits: int = 0
+    pushed_down: int = 0
     stored: int = 0
     already_stored: int = 0
     damaged: int = 0
@@ -86,7 +90,7 @@ class CacheStats:
     def __str__(self) -> str:
         ratio = f" ({self.raw_bytes / self.stored_bytes:.1f} x smaller)" if self.stored_bytes else ""
         lines = [
-            f"{self.hits} hits, {self.inflight_hits} in flight, {self.misses} misses",
+            f"{self.hits} hits, {self.inflight_hits} in flight, {self.misses} misses; {self.pushed_down} read in part",
             f"{self.stored} stored: {_mib(self.raw_bytes)} in memory, {_mib(self.stored_bytes)} on disk{ratio}",
             f"{self.wait_s:.2f} s waited for the writers",
         ]

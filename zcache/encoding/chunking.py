@@ -20,6 +20,7 @@ __all__ = [
     "ChunkRead",
     "ChunkSpec",
     "Region",
+    "check_region",
     "choose_chunk_shape",
     "parse_chunks",
     "whole_region",
@@ -122,6 +123,14 @@ class ChunkGrid:
 def whole_region(shape: Sequence[int]) -> Region:
     """Return the region that covers an array of the given shape."""
     return tuple((0, n) for n in shape)
+
+
+def check_region(name: str, region: Region | None, shape: tuple[int, ...]) -> None:
+    """Raise IndexError unless `region` is None or lies inside an array of the given shape."""
+    if region is not None and not (
+        len(region) == len(shape) and all(0 <= a <= b <= n for (a, b), n in zip(region, shape, strict=True))
+    ):
+        raise IndexError(f"the region {region} does not lie inside {name!r} of shape {shape}")
 
 
 def parse_chunks(chunks: object) -> ChunkSpec:

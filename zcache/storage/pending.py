@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
+from zcache.encoding.chunking import Region, check_region
 from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow, restore
 from zcache.encoding.payload import ArrayLeaf, EncodedItem, Json
 
@@ -48,11 +49,30 @@ class PendingItem:
         """Bytes of memory that the arrays hold."""
         return self.item.nbytes
 
-    def read(self, name: str) -> np.ndarray:
-        """Return an array as it will be read back, the caller's to keep."""
+    @property
+    def tree(self) -> Json:
+        """The payload tree."""
+        return self.item.tree
+
+    def describe(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return shape and dtype of an array, as it is read."""
+        array, narrowing = self._array(name)
+        return array.shape, array.dtype if narrowing is None else narrowing.dtype
+
+    def read(self, name: str, region: Region | None = None) -> np.ndarray:
+        """Return an array, or a box of it, as it will be read back, the caller's to keep."""
+        array, narrowing = self._array(name)
+        check_region(name, region, array.shape)
+        part = array if region is None else array[tuple(slice(a, b) for a, b in region)]
+        return np.array(part, order="C") if narrowing is None else restore(part, narrowing)
+
+    def read_boxes(self, name: str, regions: Sequence[Region]) -> list[np.ndarray]:
+        """Return several boxes of an array."""
+        return [self.read(name, region) for region in regions]
+
+    def _array(self, name: str) -> tuple[np.ndarray, Narrowing | None]:
         array = next(leaf.array for leaf in self.item.leaves if leaf.name == name)
-        narrowing = self.narrowings.get(name)
-        return array.copy() if narrowing is None else restore(array, narrowing)
+        return array, self.narrowings.get(name)
 
     def read_in(self, original: EncodedItem) -> Callable[[str], np.ndarray]:
         """Return a `read` that gives away the memory of the item that the snapshot was taken of, where that can be.

@@ -1,13 +1,13 @@
 """Reading arrays of a published entry: positional reads, each chunk checked, decoded and restored into the output.
 
-Plain synchronous code without state, safe in threads and after a fork. zarr-python reads the same files; it is the
+Plain synchronous code, safe in threads and after a fork. zarr-python reads the same files; it is the
 oracle in the tests.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from zcache.encoding.narrowing import restore
 from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, SEAL_BYTES, ShardIndex, decode_chunk
 from zcache.errors import EntryDamagedError
 
-__all__ = ["Band", "RangeRead", "coalesce", "plan_bands", "read_array"]
+__all__ = ["Band", "RangeRead", "Shard", "coalesce", "plan_bands", "read_array"]
 
 _MAX_GAP_BYTES = 32 * 1024  # reading over a gap this long is cheaper than another system call
 _MAX_RANGE_BYTES = 4 * 1024 * 1024
@@ -84,44 +84,107 @@ def coalesce(places: list[tuple[ChunkRead, int, int]]) -> Iterator[RangeRead]:
         yield RangeRead(start, stop, tuple(group))
 
 
-def read_array(path: str, record: ArrayRecord, region: Region | None = None) -> np.ndarray:
-    """Read a region of one array, bits restored.
+class Shard:
+    """One array of a published entry, opened for reading: its file, checked against the entry's document.
+
+    Safe in threads: reads are positional. Keeps its file open until it is closed or dropped, so that what is read is
+    whole and of one generation, whatever happens to the entry meanwhile.
 
     Parameters
     ----------
     path : str
-        The array's shard.
+        The file.
     record : ArrayRecord
-        What the entry's document says of the array; the shard is checked against it before anything is decoded.
-    region : Region, optional
-        Half-open (start, stop) per axis, inside the array; the whole array if left out.
-
-    Returns
-    -------
-    numpy.ndarray
-        C-contiguous, writable, of the narrowing's dtype; shared with nobody.
+        What the entry's document says of the array.
 
     Raises
     ------
     EntryDamagedError
-        Size, index, a chunk's checksum or header do not fit.
+        Size or index do not fit.
     OSError
         The file cannot be read.
     """
-    grid = record.grid
-    shape = tuple(stop - start for start, stop in region) if region is not None else grid.shape
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        index = _read_index(fd, record)
-        bands = plan_bands(grid.reads(region if region is not None else whole_region(grid.shape)), index)
+
+    def __init__(self, path: str, record: ArrayRecord) -> None:
+        self.record = record
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._index = _read_index(self._fd, record)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, region: Region | None = None) -> np.ndarray:
+        """Read a region, bits restored.
+
+        Parameters
+        ----------
+        region : Region, optional
+            Half-open (start, stop) per axis, inside the array; the whole array if left out.
+
+        Returns
+        -------
+        numpy.ndarray
+            C-contiguous, writable, of the narrowing's dtype; shared with nobody.
+
+        Raises
+        ------
+        EntryDamagedError
+            A chunk's checksum or header does not fit.
+        OSError
+            The file cannot be read.
+        """
+        record, grid = self.record, self.record.grid
+        shape = tuple(stop - start for start, stop in region) if region is not None else grid.shape
+        bands = plan_bands(grid.reads(region if region is not None else whole_region(grid.shape)), self._index)
         out = _output(shape, record, bands)
         scratch = np.empty(grid.chunk_shape, record.dtype)
         for band in bands:
             if band.places:
-                _read_band(fd, band, record, scratch, out[band.out_part])
+                _read_band(self._fd, band, record, scratch, out[band.out_part])
         return out
+
+    def read_boxes(self, regions: Sequence[Region]) -> list[np.ndarray]:
+        """Read several regions, decoding each chunk that they share once; otherwise as `read` of each."""
+        record, grid = self.record, self.record.grid
+        codes = [np.empty([stop - start for start, stop in region], record.dtype) for region in regions]
+        wanted: dict[int, list[tuple[np.ndarray, ChunkRead]]] = {}
+        for box, region in zip(codes, regions, strict=True):
+            for read in grid.reads(region):
+                wanted.setdefault(read.index, []).append((box, read))
+        places = []
+        for chunk, parts in wanted.items():
+            place = self._index.place(chunk)
+            if place is None:
+                for box, read in parts:
+                    box[read.out_part] = 0
+            else:
+                places.append((parts[0][1], *place))
+        scratch = np.empty(grid.chunk_shape, record.dtype)
+        for first, frame in _frames(self._fd, places):
+            decode_chunk(frame, scratch)
+            for box, read in wanted[first.index]:
+                box[read.out_part] = scratch[read.chunk_part]
+        return codes if record.narrowing.kind == "identity" else [restore(box, record.narrowing) for box in codes]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+def read_array(path: str, record: ArrayRecord, region: Region | None = None) -> np.ndarray:
+    """Open an array, read a region of it and close it; see `Shard`."""
+    shard = Shard(path, record)
+    try:
+        return shard.read(region)
     finally:
-        os.close(fd)
+        shard.close()
 
 
 def plan_bands(reads: list[ChunkRead], index: ShardIndex) -> list[Band]:
@@ -157,15 +220,21 @@ def _read_band(fd: int, band: Band, record: ArrayRecord, scratch: np.ndarray, ou
     codes = out if direct else np.empty(out.shape, record.dtype)
     for read in band.missing:
         codes[_within(read, depth)] = 0
-    for range_read in coalesce(list(band.places)):
-        data = np.frombuffer(_pread(fd, range_read.start, range_read.stop), np.uint8)
-        for read, offset, nbytes in range_read.chunks:
-            first = offset - range_read.start
-            decode_chunk(data[first : first + nbytes], scratch)
-            codes[_within(read, depth)] = scratch[read.chunk_part]
+    for read, frame in _frames(fd, list(band.places)):
+        decode_chunk(frame, scratch)
+        codes[_within(read, depth)] = scratch[read.chunk_part]
     if not direct:
         # One pass over contiguous codes: twice as fast as restoring chunk by chunk into short rows of the output.
         restore(codes, record.narrowing, out)
+
+
+def _frames(fd: int, places: list[tuple[ChunkRead, int, int]]) -> Iterator[tuple[ChunkRead, np.ndarray]]:
+    """Read chunks, neighbours together; yield each with its encoded bytes, in the order of the file."""
+    for range_read in coalesce(places):
+        data = np.frombuffer(_pread(fd, range_read.start, range_read.stop), np.uint8)
+        for read, offset, nbytes in range_read.chunks:
+            first = offset - range_read.start
+            yield read, data[first : first + nbytes]
 
 
 def _within(read: ChunkRead, depth: int) -> tuple[slice, ...]:

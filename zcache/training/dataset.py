@@ -22,6 +22,8 @@ from zcache.encoding.narrowing import Precision
 from zcache.errors import CacheConfigError, FingerprintError, ZCacheWarning
 from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths
 from zcache.stats import CacheStats
+from zcache.storage.entry import Entry
+from zcache.training.crop import find_crop
 from zcache.training.leaves import torch_leaf_codecs, without_meta
 from zcache.training.split import Uncached, first_random, unfolded
 
@@ -130,8 +132,10 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         root: str | os.PathLike[str] | None = None,
         check_sources: bool = True,
         read_only: bool = False,
+        crop_pushdown: bool = True,
     ) -> None:
         super().__init__(data=data, transform=transform)
+        self.crop_pushdown = crop_pushdown
         self.hash_func = hash_func
         self.hash_transform = hash_transform
         self.pickle_module = pickle_module
@@ -217,15 +221,37 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
             result = self._pre_transform(deepcopy(item_transformed))
         else:
             found = self._cache.get(key, _MISS)
-            if found is not _MISS:
-                return found
-            computed = self._pre_transform(deepcopy(item_transformed))
-            result = self._cache.put(key, computed, self._about(item_transformed), owned=True)
-        # Once more for items that do not pass through an entry: uncached ones, and such as cannot be stored.
+            return found if found is not _MISS else self._computed(item_transformed, key)
         return result if self.track_meta else without_meta(result)
 
+    def _computed(self, item: Any, key: str) -> Any:
+        """Compute an item and hand it to the cache."""
+        computed = self._pre_transform(deepcopy(item))
+        if self._cache is not None:
+            computed = self._cache.put(key, computed, self._about(item), owned=True)
+        # Once more for items that do not pass through an entry because they cannot be stored.
+        return computed if self.track_meta else without_meta(computed)
+
     def _transform(self, index: int) -> Any:
-        return self._post_transform(self._cachecheck(self.data[index]))
+        item = self.data[index]
+        crop = find_crop(self.transform, self._cached_count(), self.track_meta) if self.crop_pushdown else None
+        key = None if crop is None else self._entry_key(item)
+        if self._cache is None or crop is None or key is None:
+            return self._post_transform(self._cachecheck(item))
+        cache = self._cache
+
+        def read(entry: Entry) -> tuple[bool, Any]:
+            samples = crop.read(entry)
+            return (True, samples) if samples is not None else (False, cache.load(entry))
+
+        found = cache.using(key, read, None)
+        if found is None:
+            return self._post_transform(self._computed(item, key))
+        pushed_down, value = found
+        if not pushed_down:
+            return self._post_transform(value)
+        cache.count(pushed_down=1)
+        return crop.finish(value)
 
     def _entry_key(self, item: Any) -> str | None:
         """Return the key of an item, None if it is not to be cached."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from monai.data import MetaTensor
 from zcache.encoding.payload import Decoder, Encoder, Json, LeafCodec
 from zcache.errors import EntryDamagedError, UnstorableError, ZCacheWarning
 
-__all__ = ["torch_leaf_codecs", "without_meta"]
+__all__ = ["decode_tensor", "torch_leaf_codecs", "with_dtype", "without_meta"]
 
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -21,7 +23,28 @@ _QUANTISED = "torch.q"
 _warned_devices: set[torch.device] = set()
 
 
-def torch_leaf_codecs(*, track_meta: bool = True) -> tuple[LeafCodec, ...]:
+def decode_tensor(node: Json, decoder: Decoder) -> torch.Tensor:
+    """Return the tensor of a node, its bits read."""
+    array = decoder.array(node["data"])
+    tensor = with_dtype(torch.from_numpy(np.atleast_1d(array)), node).reshape(array.shape)
+    return _on_device(tensor, _decode_device(node["device"], decoder)) if "device" in node else tensor
+
+
+def with_dtype(tensor: torch.Tensor, node: Json) -> torch.Tensor:
+    """Return a tensor's bits as the dtype that its node names, if numpy has no such dtype."""
+    if "dtype" not in node:
+        return tensor
+    dtype = _DTYPES[node["dtype"]]
+    if dtype.itemsize != tensor.element_size():
+        raise EntryDamagedError(f"the entry holds {tensor.dtype} bits for a tensor of {dtype}")
+    if str(dtype).startswith(_QUANTISED):
+        raise EntryDamagedError(f"the entry holds a tensor of {dtype}, which no entry may hold")
+    return tensor.view(dtype)
+
+
+def torch_leaf_codecs(
+    *, track_meta: bool = True, decode: Callable[[Json, Decoder], torch.Tensor] = decode_tensor
+) -> tuple[LeafCodec, ...]:
     """Return the codecs of torch's and MONAI's types.
 
     They are module-level functions throughout, so that a cache can be pickled to a worker process.
@@ -33,10 +56,12 @@ def torch_leaf_codecs(*, track_meta: bool = True) -> tuple[LeafCodec, ...]:
     ----------
     track_meta : bool
         If false, MetaTensors come back as plain tensors. What is stored is the same.
+    decode : callable
+        ``decode(node, decoder)`` makes the tensor of a node.
     """
     return (
-        LeafCodec("$tensor", (torch.Tensor,), _encode_tensor, _decode_tensor),
-        LeafCodec("$metatensor", (MetaTensor,), _encode_meta, _decode_meta if track_meta else _decode_plain),
+        LeafCodec("$tensor", (torch.Tensor,), _encode_tensor, decode),
+        LeafCodec("$metatensor", (MetaTensor,), _encode_meta, partial(_decode_meta, decode) if track_meta else decode),
         LeafCodec("$torch.size", (torch.Size,), _encode_size, _decode_size),
         LeafCodec("$torch.dtype", (torch.dtype,), _encode_dtype, _decode_dtype),
         LeafCodec("$torch.device", (torch.device,), _encode_device, _decode_device),
@@ -81,20 +106,6 @@ def _encode_bits(data: torch.Tensor, encoder: Encoder, path: str) -> dict[str, J
         return {"data": encoder.array(array, path), "dtype": _encode_dtype(data.dtype, encoder, path)}
 
 
-def _decode_tensor(node: Json, decoder: Decoder) -> torch.Tensor:
-    array = decoder.array(node["data"])
-    tensor = torch.from_numpy(np.atleast_1d(array))
-    if "dtype" in node:
-        dtype = _decode_dtype(node["dtype"], decoder)
-        if dtype.itemsize != tensor.element_size():
-            raise EntryDamagedError(f"the entry holds {tensor.dtype} bits for a tensor of {dtype}")
-        if str(dtype).startswith(_QUANTISED):
-            raise EntryDamagedError(f"the entry holds a tensor of {dtype}, which no entry may hold")
-        tensor = tensor.view(dtype)
-    tensor = tensor.reshape(array.shape)
-    return _on_device(tensor, _decode_device(node["device"], decoder)) if "device" in node else tensor
-
-
 def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "meta":
         raise EntryDamagedError("the entry holds a tensor on the meta device, which has no values")
@@ -123,9 +134,9 @@ def _encode_meta(value: MetaTensor, encoder: Encoder, path: str) -> Json:
     return node
 
 
-def _decode_meta(node: Json, decoder: Decoder) -> MetaTensor:
+def _decode_meta(decode: Callable[[Json, Decoder], torch.Tensor], node: Json, decoder: Decoder) -> MetaTensor:
     # Not through the constructor, which adds an affine and a space where the original had none.
-    tensor: MetaTensor = _decode_tensor(node, decoder).as_subclass(MetaTensor)
+    tensor: MetaTensor = decode(node, decoder).as_subclass(MetaTensor)
     state: dict[str, Any] = tensor.__dict__
     state["_meta"] = decoder.decode(node["meta"])
     state["_applied_operations"] = decoder.decode(node["applied_operations"])
@@ -134,10 +145,6 @@ def _decode_meta(node: Json, decoder: Decoder) -> MetaTensor:
     if "spatial_ndim" in node:
         state["_spatial_ndim"] = int(node["spatial_ndim"])
     return tensor
-
-
-def _decode_plain(node: Json, decoder: Decoder) -> torch.Tensor:
-    return _decode_tensor(node, decoder)
 
 
 def _encode_size(value: torch.Size, _encoder: Encoder, _path: str) -> Json:

@@ -1,0 +1,181 @@
+"""Entries opened for reading, and the few of them that a process keeps open."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from zcache.encoding.chunking import Region, check_region
+from zcache.encoding.layout import ArrayRecord, EntryRecord, parse_entry
+from zcache.encoding.payload import Json
+from zcache.errors import EntryDamagedError
+from zcache.storage.reader import Shard
+from zcache.storage.store import Store
+
+__all__ = ["Entry", "OpenEntries", "StoredEntry"]
+
+_MAX_DOCUMENTS = 256
+_MAX_SHARDS = 64  # file descriptors: far below the 256 that some systems allow
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Entry(Protocol):
+    """An item that can be read in parts, wherever its arrays are."""
+
+    @property
+    def tree(self) -> Json:
+        """The payload tree."""
+
+    def describe(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return shape and dtype of an array, as it is read."""
+
+    def read(self, name: str, region: Region | None = None) -> np.ndarray:
+        """Read an array or a box of it; what is returned is the caller's."""
+
+    def read_boxes(self, name: str, regions: Sequence[Region]) -> list[np.ndarray]:
+        """Read several boxes of an array."""
+
+
+class StoredEntry:
+    """An entry on disk.
+
+    Parameters
+    ----------
+    record : EntryRecord
+        What its document says.
+    open_shard : callable
+        ``open_shard(name, record)`` opens one of its arrays.
+    """
+
+    def __init__(self, record: EntryRecord, open_shard: Callable[[str, ArrayRecord], Shard]) -> None:
+        self.record = record
+        self._open_shard = open_shard
+
+    @property
+    def tree(self) -> Json:
+        """The payload tree."""
+        return self.record.tree
+
+    def describe(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return shape and dtype of an array, as it is read."""
+        array = self._array(name)
+        return array.grid.shape, array.narrowing.dtype
+
+    def read(self, name: str, region: Region | None = None) -> np.ndarray:
+        """Read an array or a box of it.
+
+        Raises
+        ------
+        EntryDamagedError
+            The entry has no such array, or it is not what the document says.
+        IndexError
+            `region` does not lie inside the array.
+        """
+        return self._shard(name, [region]).read(region)
+
+    def read_boxes(self, name: str, regions: Sequence[Region]) -> list[np.ndarray]:
+        """Read several boxes of an array, decoding chunks that they share once; raises as `read` does."""
+        return self._shard(name, regions).read_boxes(regions)
+
+    def _shard(self, name: str, regions: Sequence[Region | None]) -> Shard:
+        array = self._array(name)
+        for region in regions:
+            check_region(name, region, array.grid.shape)
+        try:
+            return self._open_shard(name, array)
+        except FileNotFoundError as e:
+            raise EntryDamagedError(f"the shard of its array {name!r} is missing") from e
+
+    def _array(self, name: str) -> ArrayRecord:
+        array = self.record.arrays.get(name)
+        if array is None:
+            raise EntryDamagedError(f"it has no array {name!r}")
+        return array
+
+
+class OpenEntries:
+    """The documents and files that one process keeps, the least recently used given up first.
+
+    A file is closed when it is given up and its last reader is done.
+
+    Parameters
+    ----------
+    store : Store
+        Where the entries lie.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._documents: _Recent[str, EntryRecord] = _Recent(_MAX_DOCUMENTS)
+        self._shards: _Recent[tuple[str, str], Shard] = _Recent(_MAX_SHARDS)
+
+    def open(self, key: str) -> tuple[StoredEntry, bool]:
+        """Open an entry.
+
+        Returns
+        -------
+        entry : StoredEntry
+            The entry.
+        kept : bool
+            Whether its document was kept from before. If reading from it fails, another process may have replaced the
+            entry: `forget` it and open it again.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such entry.
+        EntryDamagedError, OSError
+            Its document cannot be read or believed.
+        """
+        record = self._documents.get(key)
+        kept = record is not None
+        if record is None:
+            record = parse_entry(self._store.read_document(key))
+            self._documents.put(key, record)
+        return StoredEntry(record, lambda name, array: self._shard(key, name, array)), kept
+
+    def forget(self, key: str) -> None:
+        """Give an entry up."""
+        self._documents.drop(lambda kept: kept == key)
+        self._shards.drop(lambda kept: kept[0] == key)
+
+    def _shard(self, key: str, name: str, array: ArrayRecord) -> Shard:
+        shard = self._shards.get((key, name))
+        if shard is None or shard.record is not array:
+            shard = Shard(self._store.shard(key, name, len(array.grid.shape)), array)
+            self._shards.put((key, name), shard)
+        return shard
+
+
+class _Recent(Generic[K, V]):
+    """A mapping of bounded size that gives up what was not used for longest."""
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._lock = threading.Lock()
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
+
+    def put(self, key: K, value: V) -> None:
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            if len(self._values) > self._max_size:
+                self._values.popitem(last=False)
+
+    def drop(self, matches: Callable[[K], bool]) -> None:
+        with self._lock:
+            for key in [k for k in self._values if matches(k)]:
+                del self._values[key]

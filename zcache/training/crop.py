@@ -1,0 +1,267 @@
+"""Crop push-down: of an entry, only the boxes are read that the pipeline's random crop keeps.
+
+The crop itself decides where: MONAI's own transform runs on stand-ins, tensors on torch's ``meta`` device that have the
+cached shape, affine and trace but no memory. It draws from its own random state and updates affine and trace itself;
+what it returns are views of the stand-ins, whose offset and shape are the boxes. Whatever is not such a view is read
+whole, with the random state put back, so that the result is the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+from monai.transforms import (
+    Compose,
+    RandCropByLabelClasses,
+    RandCropByLabelClassesd,
+    RandCropByPosNegLabel,
+    RandCropByPosNegLabeld,
+    Randomizable,
+    RandScaleCrop,
+    RandScaleCropd,
+    RandSpatialCrop,
+    RandSpatialCropd,
+    RandSpatialCropSamples,
+    RandSpatialCropSamplesd,
+    RandWeightedCrop,
+    RandWeightedCropd,
+    apply_transform,
+)
+
+from zcache.encoding.chunking import Region
+from zcache.encoding.payload import Decoder, Json, decode_item
+from zcache.errors import EntryDamagedError
+from zcache.storage.entry import Entry
+from zcache.training.leaves import decode_tensor, torch_leaf_codecs, with_dtype
+from zcache.training.select import with_indices
+
+__all__ = ["CropPushdown", "find_crop"]
+
+_DICTIONARY = (
+    RandSpatialCropd,
+    RandScaleCropd,
+    RandSpatialCropSamplesd,
+    RandCropByPosNegLabeld,
+    RandCropByLabelClassesd,
+    RandWeightedCropd,
+)
+_ARRAY = (
+    RandSpatialCrop,
+    RandScaleCrop,
+    RandSpatialCropSamples,
+    RandCropByPosNegLabel,
+    RandCropByLabelClasses,
+    RandWeightedCrop,
+)
+
+
+class _NotAViewError(Exception):
+    """The crop returned something else than a box of its stand-in: padded, converted, or of an unknown kind."""
+
+
+@dataclass(frozen=True)
+class CropPushdown:
+    """A random crop of a pipeline that can be pushed down to the reading of an entry.
+
+    Attributes
+    ----------
+    crop : Transform
+        The crop, of MONAI.
+    enclosing : tuple of (Compose, int)
+        The pipeline and, if the crop is the first of nested ``Compose`` objects, these, outermost first; each with the
+        index of the transform that holds the crop.
+    track_meta : bool
+        Whether the crop gets MetaTensors, or plain tensors in their place.
+    """
+
+    crop: Any
+    enclosing: tuple[tuple[Compose, int], ...]
+    track_meta: bool
+
+    def read(self, entry: Entry) -> Any:
+        """Return what the crop makes of an entry, reading only that.
+
+        Parameters
+        ----------
+        entry : Entry
+            Where the item is.
+
+        Returns
+        -------
+        object
+            What the crop transform would return for the whole item; None if it has to be given the whole item, with
+            its random state as it was before.
+        """
+        states = [(r, r.get_state()) for r in _random_states(self.crop)]
+        try:
+            return self._cropped(entry)
+        except _NotAViewError:
+            _put_back(states)
+            return None
+        except BaseException:
+            _put_back(states)
+            raise
+
+    def finish(self, samples: Any) -> Any:
+        """Run the rest of the pipeline on what `read` returned."""
+        for pipeline, index in reversed(self.enclosing):
+            if index + 1 < len(pipeline.transforms):
+                samples = pipeline(samples, start=index + 1)
+        return samples
+
+    def _cropped(self, entry: Entry) -> Any:
+        stand_ins = _StandIns(entry, self.track_meta)
+        item, crop = stand_ins.item(), self.crop
+        if isinstance(crop, _DICTIONARY):
+            if type(item) is not dict:
+                raise _NotAViewError
+            whole = set(item) - set(crop.keys)
+            if isinstance(crop, RandWeightedCropd):
+                whole.add(crop.w_key)
+            item = {k: stand_ins.whole(v) if k in whole else v for k, v in item.items()}
+            guided = with_indices(crop, item, stand_ins.whole)
+            if guided is None:
+                raise _NotAViewError
+            crop, item = guided
+        pipeline = self.enclosing[-1][0]
+        return stand_ins.cropped(apply_transform(crop, item, pipeline.map_items, pipeline.unpack_items, lazy=False))
+
+
+def find_crop(pipeline: Compose, start: int, track_meta: bool = True) -> CropPushdown | None:
+    """Return the crop that is the first transform to run on every access, if it can be pushed down.
+
+    Parameters
+    ----------
+    pipeline : Compose
+        The whole pipeline.
+    start : int
+        Index of the first transform that is not cached.
+    track_meta : bool
+        Whether the crop gets MetaTensors.
+    """
+    enclosing: list[tuple[Compose, int]] = []
+    index = start
+    while True:
+        if type(pipeline) is not Compose or pipeline.lazy or pipeline.lazy is None or index >= len(pipeline.transforms):
+            return None
+        enclosing.append((pipeline, index))
+        step = pipeline.transforms[index]
+        if type(step) in (*_DICTIONARY, *_ARRAY):
+            usable = pipeline.map_items is True and not pipeline.unpack_items and not getattr(step, "lazy", False)
+            return CropPushdown(step, tuple(enclosing), track_meta) if usable else None
+        pipeline, index = step, 0
+
+
+class _StandIns:
+    """The tensors of an entry, without memory until they are filled."""
+
+    def __init__(self, entry: Entry, track_meta: bool) -> None:
+        self._entry = entry
+        self._track_meta = track_meta
+        self._origins: dict[int, tuple[torch.Tensor, Json]] = {}  # stand-in and its node, by the address of its storage
+
+    def item(self) -> Any:
+        """Return the item with stand-ins for its large tensors."""
+        return decode_item(
+            self._entry.tree, self._entry.read, torch_leaf_codecs(track_meta=self._track_meta, decode=self._stand_in)
+        )
+
+    def whole(self, value: Any) -> Any:
+        """Return a value of the item with its stand-ins read whole."""
+        return _mapped(value, lambda tensor: self._filled(tensor, self._entry.read(self._origin(tensor)[1])))
+
+    def cropped(self, value: Any) -> Any:
+        """Return what a crop made of stand-ins with the boxes read, those of one array together."""
+        boxes: dict[str, list[Region]] = {}
+        for view in _stand_ins(value):
+            stand_in, name = self._origin(view)
+            boxes.setdefault(name, []).append(_box(view, stand_in))
+        arrays = {name: iter(self._entry.read_boxes(name, regions)) for name, regions in boxes.items()}
+        return _mapped(value, lambda view: self._filled(view, next(arrays[self._origin(view)[1]])))
+
+    def _stand_in(self, node: Json, decoder: Decoder) -> torch.Tensor:
+        ref = node["data"]
+        if "array" not in ref or "device" in node:
+            return decode_tensor(node, decoder)
+        shape, dtype = self._entry.describe(str(ref["array"]))
+        if tuple(ref["shape"]) != shape or ref["dtype"] != dtype.str:
+            raise EntryDamagedError(f"its payload and its arrays disagree on {ref['array']!r}")
+        like = with_dtype(torch.from_numpy(np.empty(1, dtype)), node)
+        stand_in = torch.empty(shape, dtype=like.dtype, device="meta")
+        self._origins[_address(stand_in)] = (stand_in, node)
+        return stand_in
+
+    def _origin(self, view: torch.Tensor) -> tuple[torch.Tensor, str]:
+        """Return the stand-in that a tensor is a view of, and the name of its array."""
+        try:
+            stand_in, node = self._origins[_address(view)]
+        except KeyError:
+            raise _NotAViewError from None
+        return stand_in, node["data"]["array"]
+
+    def _filled(self, view: torch.Tensor, array: np.ndarray) -> torch.Tensor:
+        """Return a stand-in, or view of one, with values and its own metadata."""
+        tensor = with_dtype(torch.from_numpy(array), self._origins[_address(view)][1])
+        if isinstance(view, MetaTensor):
+            tensor = tensor.as_subclass(MetaTensor)
+            tensor.__dict__.update(view.__dict__)
+        return tensor
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - torch's own way to tell storages apart
+
+
+def _box(view: torch.Tensor, stand_in: torch.Tensor) -> Region:
+    """Return the box of the stand-in that a view shows."""
+    if view.stride() != stand_in.stride() or view.dtype != stand_in.dtype or not view.numel():
+        raise _NotAViewError
+    offset = view.storage_offset()
+    starts = []
+    for stride in stand_in.stride():
+        starts.append(offset // stride)
+        offset %= stride
+    region = tuple((start, start + n) for start, n in zip(starts, view.shape, strict=True))
+    if any(stop > n for (_, stop), n in zip(region, stand_in.shape, strict=True)):
+        raise _NotAViewError
+    return region
+
+
+def _stand_ins(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors without memory in a value, in the order of `_mapped`."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "meta":
+            yield value
+    elif type(value) is dict:
+        for v in value.values():
+            yield from _stand_ins(v)
+    elif type(value) in (list, tuple):
+        for v in value:
+            yield from _stand_ins(v)
+
+
+def _mapped(value: Any, fill: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a value with its tensors without memory replaced."""
+    if isinstance(value, torch.Tensor):
+        return fill(value) if value.device.type == "meta" else value
+    if type(value) is dict:
+        return {k: _mapped(v, fill) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(v, fill) for v in value)
+    return value
+
+
+def _random_states(crop: Any) -> list[np.random.RandomState]:
+    """Return the random states that a crop draws from: its own and those of the transforms that it holds."""
+    holders = [crop, *(v for v in vars(crop).values() if isinstance(v, Randomizable))]
+    return list({id(holder.R): holder.R for holder in holders}.values())
+
+
+def _put_back(states: list[tuple[np.random.RandomState, Any]]) -> None:
+    for random, state in states:
+        random.set_state(state)
