@@ -90,10 +90,12 @@ class CacheStats:
     def __str__(self) -> str:
         ratio = f" ({self.raw_bytes / self.stored_bytes:.1f} x smaller)" if self.stored_bytes else ""
         lines = [
-            f"{self.hits} hits, {self.inflight_hits} in flight, {self.misses} misses; {self.pushed_down} read in part",
+            f"{self.hits} hits, {self.inflight_hits} in flight, {self.misses} misses",
             f"{self.stored} stored: {_mib(self.raw_bytes)} in memory, {_mib(self.stored_bytes)} on disk{ratio}",
             f"{self.wait_s:.2f} s waited for the writers",
         ]
+        if self.pushed_down:
+            lines.append(f"{self.pushed_down} hits read in part, only what a random crop keeps")
         if self.damaged or self.read_errors:
             lines.append(f"{self.damaged} damaged entries, {self.read_errors} read errors: recomputed")
         lines += [f"{n} not stored: {SKIP_REASONS[reason]}" for reason, n in self.skipped.items()]

@@ -314,7 +314,7 @@ def test_case_38_a_tensor_of_a_missing_device_comes_back_on_the_cpu_with_one_war
     leaves._warned_devices.clear()
     codecs = [
         *torch_leaf_codecs(),
-        LeafCodec("$tensor", (torch.Tensor,), _encode_as_if_on("cuda:0"), leaves._decode_tensor),
+        LeafCodec("$tensor", (torch.Tensor,), _encode_as_if_on("cuda:0"), leaves.decode_tensor),
     ]
     item = {"a": torch.rand(3000), "b": [torch.rand(3, dtype=torch.float64)] * 3}
     with Cache(tmp_path, leaf_codecs=codecs, on_error="raise") as cache:
