@@ -89,6 +89,8 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         elsewhere share entries.
     check_sources : bool
         Whether a changed size or modification time of a source file makes its entry stale.
+    crop_pushdown : bool
+        If the first transform that is not cached is a random crop, read only what it keeps. The samples are the same.
 
     Raises
     ------
