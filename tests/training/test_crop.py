@@ -254,6 +254,21 @@ def test_an_item_in_flight_is_cropped_too(tmp_path):
         assert_same(expected_draws, drawn(ds, 5))
 
 
+def test_what_cannot_be_done_without_memory_is_done_with_the_whole_item(tmp_path, monkeypatch):
+    def needs_values(self, img, *args, **kwargs):
+        if float(img.sum()) == 0.123:
+            raise AssertionError
+        return cropped(self, img, *args, **kwargs)
+
+    cropped = RandSpatialCrop.__call__
+    monkeypatch.setattr(RandSpatialCrop, "__call__", needs_values)
+    item = make_item((20, 24, 28), 1, torch.float32, 1)
+    pipeline = Compose([EnsureTyped(KEYS), RandSpatialCropd(KEYS, (8, 8, 8), random_size=False)])
+    _, pushed, _ = on_and_off(tmp_path, item, pipeline)
+    assert pushed.pushed_down == 0
+    assert pushed.hits == 2
+
+
 def test_global_track_meta_off(tmp_path):
     item = make_item((20, 24, 28), 1, torch.float32, 1)
     pipeline = Compose([EnsureTyped(KEYS), RandSpatialCropd(KEYS, (8, 8, 8), random_size=False)])

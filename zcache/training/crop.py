@@ -129,7 +129,11 @@ class CropPushdown:
                 raise _NotAViewError
             crop, item = guided
         pipeline = self.enclosing[-1][0]
-        return stand_ins.cropped(apply_transform(crop, item, pipeline.map_items, pipeline.unpack_items, lazy=False))
+        try:
+            cropped = apply_transform(crop, item, pipeline.map_items, pipeline.unpack_items, lazy=False)
+        except RuntimeError as e:  # what a tensor without memory cannot do; if it is the crop's own, it comes again
+            raise _NotAViewError from e
+        return stand_ins.cropped(cropped)
 
 
 def find_crop(pipeline: Compose, start: int, track_meta: bool = True) -> CropPushdown | None:
