@@ -10,7 +10,7 @@ WORKERS ?= 2
 .PHONY: help demo test lint bench clean
 
 help:
-	@echo 'make demo   train a small U-Net without a cache, with MONAI'\''s and with zcache; one table (2 minutes)'
+	@echo 'make demo   train a small U-Net without a cache, with MONAI'\''s and with zcache; one table (4 minutes and 2 GB the first time)'
 	@echo 'make test   ruff, mypy, the import contract, pytest'
 	@echo 'make lint   the same without pytest'
 	@echo 'make bench  the benchmark behind the tables in README.md (half an hour, 4 GB of disk)'

@@ -137,14 +137,31 @@ def test_a_reading_is_for_people():
         )
     )  # fmt: skip
     assert text.splitlines() == [
-        "7 hits, 2 in flight, 9 misses",
+        "7 hits, 2 served while being written, 9 misses",
         "4 stored: 4.0 MiB in memory, 2.0 MiB on disk (2.0 x smaller)",
         "1.23 s waited for the writers",
         "1 damaged entries, 2 read errors: recomputed",
-        "3 not stored: the disk or the quota is full",
+        "3 times not stored: the disk or the quota is full",
     ]
     assert str(CacheStats()).splitlines() == [
-        "0 hits, 0 in flight, 0 misses",
-        "0 stored: 0.0 MiB in memory, 0.0 MiB on disk",
-        "0.00 s waited for the writers",
+        "0 hits, 0 served while being written, 0 misses",
     ]
+
+
+def _asks(counters, queue):
+    queue.put(counters.is_first("no_space"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_of_all_processes_one_is_the_first(method):
+    counters = Counters()
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    found = [counters.is_first("damaged")]
+    for _ in range(2):
+        child = context.Process(target=_asks, args=(counters, queue))
+        child.start()
+        found.append(queue.get(timeout=60))
+        child.join()
+    assert found == [True, True, False]
+    assert counters.read() == CacheStats()

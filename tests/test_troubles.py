@@ -9,8 +9,13 @@ from zcache.errors import CacheWriteError, EntryDamagedError, UnstorableError, Z
 from zcache.troubles import Troubles, skip_reason
 
 
+def first_of_kind():
+    seen = set()
+    return lambda kind: not (kind in seen or seen.add(kind))
+
+
 def test_each_kind_is_warned_of_once_when_it_is_asked_for():
-    troubles = Troubles(raising=False)
+    troubles = Troubles(first_of_kind(), raising=False)
     for text in ("first", "second"):
         troubles.note("no_space", text, OSError(errno.ENOSPC, "full"))
     troubles.note("damaged", "third", EntryDamagedError("torn"))
@@ -23,7 +28,7 @@ def test_each_kind_is_warned_of_once_when_it_is_asked_for():
 
 
 def test_an_error_without_a_text_is_told_by_its_type():
-    troubles = Troubles(raising=False)
+    troubles = Troubles(first_of_kind(), raising=False)
     troubles.note("memory", "the item", MemoryError())
     with pytest.warns(ZCacheWarning, match="the item: MemoryError"):
         troubles.report()
@@ -38,7 +43,7 @@ def test_an_error_without_a_text_is_told_by_its_type():
     ],
 )
 def test_raising_raises_every_one(error, raised):
-    troubles = Troubles(raising=True)
+    troubles = Troubles(first_of_kind(), raising=True)
     for _ in range(2):
         troubles.note("any", "text", error)
         with pytest.raises(raised):

@@ -106,7 +106,7 @@ class Cache:
         self._settings = WriteSettings(checked.cname, checked.clevel, parse_chunks(chunks), Precision.parse(precision))
         self._store = Store(cache_dir)
         self._writers = writers
-        self._max_pending_bytes = parse_bytes(max_pending_bytes)
+        self._max_pending_bytes = parse_bytes(max_pending_bytes, "max_pending_bytes")
         self._on_error = on_error
         self._read_only = read_only
         self._leaf_codecs = tuple(leaf_codecs)
@@ -123,7 +123,7 @@ class Cache:
         )
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._troubles = Troubles(raising=self._on_error == "raise")
+        self._troubles = Troubles(self._counters.is_first, raising=self._on_error == "raise")
         self._damaged: set[str] = set()
         self._entries = OpenEntries(self._store)
 
@@ -384,7 +384,7 @@ class Cache:
         self._troubles.note(reason, f"{what} is not cached ({SKIP_REASONS[reason]})", error)
 
 
-def parse_bytes(value: int | str) -> int:
+def parse_bytes(value: int | str, name: str = "value") -> int:
     """Read a number of bytes such as ``2_000_000``, ``"512MiB"`` or ``"1.5 GB"`` (units are powers of 1024).
 
     Raises
@@ -405,5 +405,5 @@ def parse_bytes(value: int | str) -> int:
     elif isinstance(value, int) and not isinstance(value, bool):
         number = value
     if number < 1:
-        raise CacheConfigError(f"{value!r} is not a number of bytes such as 1073741824 or '1GiB'")
+        raise CacheConfigError(f"{name}={value!r} is not a number of bytes such as 1073741824 or '1GiB'")
     return int(number)

@@ -17,11 +17,11 @@ __all__ = ["SKIP_REASONS", "CacheStats", "Counters"]
 SKIP_REASONS = {
     "unstorable": "the item holds a value that the format cannot express",
     "unkeyable": "no stable key can be made from the item",
-    "nothing_to_cache": "the pipeline has no deterministic beginning",
+    "nothing_to_cache": "no part of the pipeline is cached",
     "read_only": "the cache is opened read-only, or its file system is",
     "no_space": "the disk or the quota is full",
     "permission": "no permission to write",
-    "io_error": "the file system reported another error",
+    "io_error": "the file system refused",
     "memory": "not enough memory for a copy of the item",
     "internal": "an error inside zcache: please report it",
 }
@@ -40,7 +40,8 @@ _COUNTERS = (
     "stored_bytes",
     "wait_s",
 )
-_COLUMNS = {name: i for i, name in enumerate((*_COUNTERS, *SKIP_REASONS))}
+_NOTED = tuple(f"noted {kind}" for kind in (*SKIP_REASONS, "damaged", "read_errors"))
+_COLUMNS = {name: i for i, name in enumerate((*_COUNTERS, *SKIP_REASONS, *_NOTED))}
 _ROWS = 512  # processes alive at the same time write to different rows
 
 
@@ -90,15 +91,18 @@ class CacheStats:
     def __str__(self) -> str:
         ratio = f" ({self.raw_bytes / self.stored_bytes:.1f} x smaller)" if self.stored_bytes else ""
         lines = [
-            f"{self.hits} hits, {self.inflight_hits} in flight, {self.misses} misses",
-            f"{self.stored} stored: {_mib(self.raw_bytes)} in memory, {_mib(self.stored_bytes)} on disk{ratio}",
-            f"{self.wait_s:.2f} s waited for the writers",
+            f"{self.hits} hits, {self.inflight_hits} served while being written, {self.misses} misses",
         ]
+        if self.stored:
+            lines.append(
+                f"{self.stored} stored: {_mib(self.raw_bytes)} in memory, {_mib(self.stored_bytes)} on disk{ratio}"
+            )
+            lines.append(f"{self.wait_s:.2f} s waited for the writers")
         if self.pushed_down:
             lines.append(f"{self.pushed_down} hits read in part, only what a random crop keeps")
         if self.damaged or self.read_errors:
             lines.append(f"{self.damaged} damaged entries, {self.read_errors} read errors: recomputed")
-        lines += [f"{n} not stored: {SKIP_REASONS[reason]}" for reason, n in self.skipped.items()]
+        lines += [f"{n} times not stored: {SKIP_REASONS[reason]}" for reason, n in self.skipped.items()]
         return "\n".join(lines)
 
 
@@ -135,6 +139,13 @@ class Counters:
         with self._lock:
             for name, amount in amounts.items():
                 row[_COLUMNS[name]] += amount
+
+    def is_first(self, kind: str) -> bool:
+        """Whether no process has asked this of the kind of trouble before: who warns, so that not every worker does."""
+        name = f"noted {kind}"
+        first = not self._table[:, _COLUMNS[name]].any()
+        self.add(**{name: 1})
+        return first
 
     def read(self) -> CacheStats:
         """Return the sums over all processes."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 import threading
 import warnings
+from collections.abc import Callable
+from types import FrameType
 from typing import Final
 
 from zcache.errors import CacheWriteError, EntryDamagedError, UnstorableError, ZCacheWarning
 
-__all__ = ["Troubles", "skip_reason"]
+__all__ = ["Troubles", "skip_reason", "warn_caller"]
 
+_PACKAGE: Final = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared with what code objects say
 _REASON_OF_ERRNO: Final = {
     errno.ENOSPC: "no_space",
     errno.EDQUOT: "no_space",
@@ -28,21 +33,22 @@ class Troubles:
 
     Parameters
     ----------
+    is_first : callable
+        ``is_first(kind)`` tells whether this is the first trouble of its kind, in whatever process.
     raising : bool
         Raise instead of warning.
     """
 
-    def __init__(self, *, raising: bool) -> None:
+    def __init__(self, is_first: Callable[[str], bool], *, raising: bool) -> None:
+        self._is_first = is_first
         self._raising = raising
         self._lock = threading.Lock()
-        self._warned: set[str] = set()
         self._noted: list[tuple[str, BaseException]] = []
 
     def note(self, kind: str, text: str, error: BaseException) -> None:
         """Keep a trouble, the first of its kind."""
         with self._lock:
-            if self._raising or kind not in self._warned:
-                self._warned.add(kind)
+            if self._raising or self._is_first(kind):
                 self._noted.append((text, error))
 
     def report(self) -> None:
@@ -63,11 +69,16 @@ class Troubles:
                 if isinstance(error, UnstorableError | EntryDamagedError):
                     raise error
                 raise CacheWriteError(f"{text}: {why}") from error
-            warnings.warn(
-                f"{text}: {why}. Training goes on without it; further cases are only counted, in stats.",
-                ZCacheWarning,
-                stacklevel=4,
-            )
+            warn_caller(f"{text}: {why}. Training goes on without it; further cases are only counted, in stats.")
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line, outside of zcache, that called into it."""
+    level = 2  # of the caller of this function
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as warnings itself finds its place
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, ZCacheWarning, stacklevel=level)
 
 
 def skip_reason(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from enum import Enum
@@ -19,13 +18,14 @@ from torch.serialization import DEFAULT_PROTOCOL
 from zcache.cache import Cache
 from zcache.encoding.layout import FORMAT
 from zcache.encoding.narrowing import Precision
-from zcache.errors import CacheConfigError, FingerprintError, ZCacheWarning
+from zcache.errors import CacheConfigError, FingerprintError
 from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths
 from zcache.stats import CacheStats
 from zcache.storage.entry import Entry
 from zcache.training.crop import find_crop
 from zcache.training.leaves import torch_leaf_codecs, without_meta
 from zcache.training.split import Uncached, first_random, unfolded
+from zcache.troubles import warn_caller
 
 __all__ = ["CacheNTransDataset", "PersistentDataset", "default_cache_dir"]
 
@@ -146,12 +146,21 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         self.reset_ops_id = reset_ops_id
         self.track_meta = track_meta
         self._root = None if root is None else os.fspath(root)
+        if self._root is not None and not os.path.isdir(self._root):  # noqa: PTH112 - any PathLike
+            raise CacheConfigError(
+                f"root={self._root!r} is not a directory: give the one that the paths of data lie in"
+            )
+        for name, function in (("hash_func", hash_func), ("hash_transform", hash_transform)):
+            if function is not None and not callable(function):
+                raise CacheConfigError(f"{name}={function!r} is not a function of an item to bytes")
         self._check_sources = check_sources
         if cache_dir is _Unset.DEFAULT:
             cache_dir = default_cache_dir()
         self.cache_dir = None if cache_dir is None else Path(cache_dir)
         self._cache: Cache | None = None
         if self.cache_dir is not None:
+            if read_only and not self.cache_dir.is_dir():
+                warn_caller(f"cache_dir={str(self.cache_dir)!r} is not there and read_only=True: nothing can be cached")
             self._cache = Cache(
                 self.cache_dir,
                 codec=codec,
@@ -195,6 +204,10 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        cached = f"{self._cached_count()} of {len(self.transform.transforms)} transforms cached"
+        return f"{type(self).__name__}({len(self)} items, {cached}, cache_dir={self.cache_dir})"
 
     def _cached_count(self) -> int:
         """Return how many transforms, from the first, are cached."""
@@ -288,7 +301,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         key = None
         if count == 0:
             if self.transform.transforms:
-                warnings.warn(self._why_nothing(), ZCacheWarning, stacklevel=3)
+                warn_caller(self._why_nothing())
         else:
             hashed = self._hashed(transforms)
             what = transforms if hashed is None else hashed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from monai.data import MetaTensor
 
 from zcache.encoding.payload import Decoder, Encoder, Json, LeafCodec
-from zcache.errors import EntryDamagedError, UnstorableError, ZCacheWarning
+from zcache.errors import EntryDamagedError, UnstorableError
+from zcache.troubles import warn_caller
 
 __all__ = ["decode_tensor", "torch_leaf_codecs", "with_dtype", "without_meta"]
 
@@ -114,11 +114,7 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     except (RuntimeError, AssertionError, NotImplementedError) as e:  # no such device here, or a forked worker
         if device not in _warned_devices:
             _warned_devices.add(device)
-            warnings.warn(
-                f"cached tensors were on {device}, which is not available here: they stay on the CPU ({e})",
-                ZCacheWarning,
-                stacklevel=2,
-            )
+            warn_caller(f"cached tensors were on {device}, which is not available here: they stay on the CPU ({e})")
         return tensor
 
 
