@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tests.support import in_fork, run_script
-from zcache.stats import SKIP_REASONS, CacheStats, Counters
+from zcache.stats import SKIP_REASONS, WHOLE_REASONS, CacheStats, Counters
 
 
 def test_counts_start_at_nothing():
@@ -31,12 +31,14 @@ def test_counts_add_up():
 
 
 def test_every_counter_has_a_place_of_its_own():
-    names = [n for n in CacheStats.__slots__ if n != "skipped"] + list(SKIP_REASONS)
+    own = [n for n in CacheStats.__slots__ if n not in ("skipped", "read_whole")]
+    names = [*own, *SKIP_REASONS, *WHOLE_REASONS]
     counters = Counters()
     for i, name in enumerate(names):
         counters.add(**{name: i + 1})
     stats = counters.read()
-    found = [stats.skipped[n] if n in SKIP_REASONS else getattr(stats, n) for n in names]
+    reasons = {**stats.skipped, **stats.read_whole}
+    found = [reasons[n] if n in reasons else getattr(stats, n) for n in names]
     assert found == list(range(1, len(names) + 1))
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, overload
@@ -19,12 +20,15 @@ from zcache.encoding.hint import precision_hint
 from zcache.encoding.narrowing import LOSSLESS, Precision
 from zcache.encoding.payload import EncodedItem, Json, LeafCodec, decode_item, encode_item
 from zcache.encoding.shard import BloscCodec
+from zcache.encoding.voxels import VoxelQuery
 from zcache.errors import CacheConfigError, EntryDamagedError
+from zcache.keys import canonical_json
 from zcache.stats import SKIP_REASONS, CacheStats, Counters
-from zcache.storage.entry import Entry, OpenEntries
+from zcache.storage.entry import Entry, OpenEntries, StoredEntry
 from zcache.storage.pending import PendingItem
 from zcache.storage.pool import WriterPool
 from zcache.storage.store import Store
+from zcache.storage.voxels import add_sets
 from zcache.storage.writer import WriteSettings, Written, write_entry
 from zcache.troubles import Troubles, skip_reason
 
@@ -36,6 +40,7 @@ T = TypeVar("T")
 _log = logging.getLogger("zcache")
 
 _HINT_MIN_BYTES: Final = 1024 * 1024
+_INDEX_BYTES_PER_VOXEL: Final = 6  # a label of one byte, an image of four, the bits
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -114,9 +119,9 @@ class Cache:
         self._reset()
 
     def _reset(self) -> None:
-        self._pool: WriterPool[PendingItem] = WriterPool(
-            self._write,
-            self._write_failed,
+        self._pool: WriterPool[PendingItem | _IndexJob] = WriterPool(
+            self._work,
+            self._work_failed,
             writers=self._writers,
             max_pending_bytes=self._max_pending_bytes,
             at_rest=self._at_rest,
@@ -125,10 +130,11 @@ class Cache:
         self._lock = threading.Lock()
         self._troubles = Troubles(self._counters.is_first, raising=self._on_error == "raise")
         self._damaged: set[str] = set()
+        self._not_indexed: set[str] = set()
         self._entries = OpenEntries(self._store)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_pool", "_entries", "_pid", "_lock", "_troubles", "_damaged"}
+        own = {"_pool", "_entries", "_pid", "_lock", "_troubles", "_damaged", "_not_indexed"}
         return {k: v for k, v in self.__dict__.items() if k not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -188,7 +194,7 @@ class Cache:
         self._notice_fork()
         self._troubles.report()
         pending = self._pool.pending(key)
-        if pending is not None:
+        if isinstance(pending, PendingItem):
             found = read(pending)
             self._counters.add(inflight_hits=1)
             return found
@@ -219,7 +225,15 @@ class Cache:
         """
         return self.using(key, lambda entry: entry.read(name, region), None)
 
-    def put(self, key: str, item: Any, about: Json = None, *, owned: bool = False) -> Any:
+    def put(
+        self,
+        key: str,
+        item: Any,
+        about: Json = None,
+        *,
+        owned: bool = False,
+        query: Callable[[Json], VoxelQuery | None] | None = None,
+    ) -> Any:
         """Hand an item over to be written in the background; return it as `get` would.
 
         The item is copied before this returns, so the caller may do with it, and with what it gets back, what it likes.
@@ -235,6 +249,8 @@ class Cache:
             A dict for people who look at the entry later, such as its source and pipeline.
         owned : bool
             The caller gives the item up: what is returned may lie in its memory, which saves a copy.
+        query : callable, optional
+            ``query(tree)`` tells, from the payload tree, which sets of voxels to index (see `add_index`).
 
         Raises
         ------
@@ -245,7 +261,8 @@ class Cache:
         self._store.entry_path(key)  # a malformed key is the caller's mistake, not the disk's
         try:
             encoded = encode_item(item, self._leaf_codecs)
-            pending = PendingItem.snapshot(encoded, self._settings.precision, about or {})
+            wanted = query(encoded.tree) if query is not None else None
+            pending = PendingItem.snapshot(encoded, self._settings.precision, about or {}, wanted)
             result = self._decoded(pending.item.tree, pending.read_in(encoded) if owned else pending.read)
         except Exception as e:  # noqa: BLE001 - whatever a leaf does when it is copied, the item is returned
             self._trouble(skip_reason(e), f"item {key}", e)
@@ -258,6 +275,19 @@ class Cache:
             self._counters.add(wait_s=waited_s)
         self._troubles.report()
         return result
+
+    def add_index(self, key: str, query: VoxelQuery) -> None:
+        """Have sets of voxels of a published entry found in the background and added to it.
+
+        The entry itself does not change. Nothing happens if it has them, is gone or damaged, if the cache is
+        ``read_only``, or if it was tried in vain before; a failure is counted and reported as that of a write is.
+        """
+        self._notice_fork()
+        job = _IndexJob(key, query)
+        if self._read_only or job.name in self._not_indexed:
+            return
+        self._counters.add(wait_s=self._pool.submit(job.name, job, job.nbytes))
+        self._troubles.report()
 
     def skip(self, reason: str, what: str = "", error: Exception | None = None) -> None:
         """Count an item that is not handed over, for one of `stats.SKIP_REASONS`, and report its error, if any."""
@@ -339,8 +369,24 @@ class Cache:
         with self._lock:
             self._damaged.add(key)
 
+    def _work(self, key: str, job: PendingItem | _IndexJob) -> None:
+        """Do one job of the pool, on its thread."""
+        if isinstance(job, PendingItem):
+            self._write(key, job)
+            return
+        try:
+            entry, _ = self._entries.open(job.key)
+            self._index(job.key, entry, job.query, entry.read)
+        except (FileNotFoundError, EntryDamagedError):
+            self._entries.forget(job.key)  # the next read finds out, and has the entry recomputed
+
+    def _index(self, key: str, entry: StoredEntry, query: VoxelQuery, read: Callable[[str], np.ndarray]) -> None:
+        stored_bytes = add_sets(self._store, key, entry, query, self._settings, read)
+        if stored_bytes:
+            self._counters.add(indexed=1, stored_bytes=stored_bytes)
+
     def _write(self, key: str, pending: PendingItem) -> None:
-        """Write one entry; runs on a pool thread."""
+        """Write one entry."""
         with self._lock:
             replace = key in self._damaged
         written = write_entry(
@@ -356,10 +402,16 @@ class Cache:
             self._damaged.discard(key)
         self._entries.forget(key)
         self._hint(pending.item, written)
-        if written.published:
-            self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)
-        else:
+        if not written.published:
             self._counters.add(already_stored=1)
+            return
+        self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)
+        if pending.query is not None:
+            job = _IndexJob(key, pending.query)
+            try:
+                self._index(key, self._entries.open(key)[0], pending.query, pending.peek)
+            except Exception as e:  # noqa: BLE001 - the boundary of the pool: the entry is written, only the index not
+                self._work_failed(job.name, job, e)
 
     def _hint(self, item: EncodedItem, written: Written) -> None:
         """Say once, with the first entry, what `precision` would save if an image had to stay floating point."""
@@ -376,12 +428,37 @@ class Cache:
         if exiting:
             self._troubles.report()
 
-    def _write_failed(self, key: str, error: Exception) -> None:
-        self._trouble(skip_reason(error), f"the entry {self._store.entry_path(key)}", error)
+    def _work_failed(self, key: str, job: PendingItem | _IndexJob, error: Exception) -> None:
+        if isinstance(job, PendingItem):
+            self._trouble(skip_reason(error), f"the entry {self._store.entry_path(key)}", error)
+            return
+        with self._lock:
+            self._not_indexed.add(job.name)
+        self._counters.add(not_indexed=1)
+        what = f"the voxels that crops of {self._store.entry_path(job.key)} choose from cannot be indexed"
+        self._troubles.note("not_indexed", f"{what}; label and image are read whole", error)
 
     def _trouble(self, reason: str, what: str, error: BaseException) -> None:
         self._counters.add(**{reason: 1})
         self._troubles.note(reason, f"{what} is not cached ({SKIP_REASONS[reason]})", error)
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexJob:
+    """Sets of voxels to be found in an entry that is on disk."""
+
+    key: str
+    query: VoxelQuery
+
+    @property
+    def name(self) -> str:
+        """Name of the job: no key of an entry."""
+        return f"{self.key} {canonical_json(self.query.what)}"
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the job, roughly: the arrays that it reads, and the indices that it finds at a time."""
+        return _INDEX_BYTES_PER_VOXEL * self.query.n_voxels
 
 
 def parse_bytes(value: int | str, name: str = "value") -> int:

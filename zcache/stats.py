@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SKIP_REASONS", "CacheStats", "Counters"]
+__all__ = ["SKIP_REASONS", "WHOLE_REASONS", "CacheStats", "Counters"]
 
 SKIP_REASONS = {
     "unstorable": "the item holds a value that the format cannot express",
@@ -27,6 +27,15 @@ SKIP_REASONS = {
 }
 """Why an item was returned without being stored."""
 
+WHOLE_REASONS = {
+    "crop_unsupported": "the crop is lazy, chosen among others, or of a class that is not known here",
+    "crop_item": "the item is not a dict of tensors as the crop expects it",
+    "crop_values": "the crop needs the values of what it cuts",
+    "crop_box": "the crop pads, or returns something else than a box",
+    "no_index": "the voxels that the crop chooses from were not indexed yet, or cannot be",
+}
+"""Why a hit was read whole although a random crop follows."""
+
 _COUNTERS = (
     "hits",
     "misses",
@@ -34,14 +43,16 @@ _COUNTERS = (
     "pushed_down",
     "stored",
     "already_stored",
+    "indexed",
+    "not_indexed",
     "damaged",
     "read_errors",
     "raw_bytes",
     "stored_bytes",
     "wait_s",
 )
-_NOTED = tuple(f"noted {kind}" for kind in (*SKIP_REASONS, "damaged", "read_errors"))
-_COLUMNS = {name: i for i, name in enumerate((*_COUNTERS, *SKIP_REASONS, *_NOTED))}
+_NOTED = tuple(f"noted {kind}" for kind in (*SKIP_REASONS, "damaged", "read_errors", "not_indexed"))
+_COLUMNS = {name: i for i, name in enumerate((*_COUNTERS, *SKIP_REASONS, *WHOLE_REASONS, *_NOTED))}
 _ROWS = 512  # processes alive at the same time write to different rows
 
 
@@ -63,12 +74,16 @@ class CacheStats:
         Entries written and published.
     already_stored : int
         Entries written although another process had published the same one meanwhile; theirs stayed.
+    indexed, not_indexed : int
+        Entries to which an index was added of the voxels that a label-guided crop chooses from; attempts that failed.
     damaged : int
         Entries that were found torn, truncated or foreign; each is also a miss, and is replaced.
     read_errors : int
         Reads that the file system refused; each is also a miss.
     skipped : mapping of str to int
         Items returned without being stored, by reason (`SKIP_REASONS` explains each).
+    read_whole : mapping of str to int
+        Hits that were read whole although a random crop follows, by reason (`WHOLE_REASONS` explains each).
     raw_bytes, stored_bytes : int
         Size of what was stored: in memory, and on disk.
     wait_s : float
@@ -81,12 +96,15 @@ class CacheStats:
     pushed_down: int = 0
     stored: int = 0
     already_stored: int = 0
+    indexed: int = 0
+    not_indexed: int = 0
     damaged: int = 0
     read_errors: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
     wait_s: float = 0.0
     skipped: Mapping[str, int] = field(default_factory=dict)
+    read_whole: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         ratio = f" ({self.raw_bytes / self.stored_bytes:.1f} x smaller)" if self.stored_bytes else ""
@@ -100,6 +118,9 @@ class CacheStats:
             lines.append(f"{self.wait_s:.2f} s waited for the writers")
         if self.pushed_down:
             lines.append(f"{self.pushed_down} hits read in part, only what a random crop keeps")
+        lines += [f"{n} hits read whole: {WHOLE_REASONS[reason]}" for reason, n in self.read_whole.items()]
+        if self.not_indexed:
+            lines.append(f"{self.not_indexed} entries without an index of the voxels that crops choose from")
         if self.damaged or self.read_errors:
             lines.append(f"{self.damaged} damaged entries, {self.read_errors} read errors: recomputed")
         lines += [f"{n} times not stored: {SKIP_REASONS[reason]}" for reason, n in self.skipped.items()]
@@ -151,8 +172,9 @@ class Counters:
         """Return the sums over all processes."""
         sums = dict(zip(_COLUMNS, self._table.sum(axis=0).tolist(), strict=True))
         skipped = {reason: int(sums[reason]) for reason in SKIP_REASONS if sums[reason]}
+        read_whole = {reason: int(sums[reason]) for reason in WHOLE_REASONS if sums[reason]}
         counts = {name: int(sums[name]) for name in _COUNTERS if name != "wait_s"}
-        return CacheStats(**counts, wait_s=sums["wait_s"], skipped=skipped)
+        return CacheStats(**counts, wait_s=sums["wait_s"], skipped=skipped, read_whole=read_whole)
 
 
 def _shared_array() -> Any:

@@ -26,7 +26,7 @@ class Recorder:
         self.threads = set()
         self.pool = WriterPool(
             self._work,
-            lambda name, e: self.failures.append((name, e)),
+            lambda name, _job, e: self.failures.append((name, e)),
             writers=writers,
             max_pending_bytes=max_pending_bytes,
             at_rest=self.rests.append,
@@ -341,7 +341,7 @@ SLOW = """
     real = zcache.cache.write_entry
 
     def slow(*args, **kwargs):
-        time.sleep(0.05)
+        time.sleep(0.2)
         return real(*args, **kwargs)
 
     zcache.cache.write_entry = slow

@@ -35,7 +35,7 @@ from tests.strategies import assert_same
 from zcache import CacheNTransDataset, PersistentDataset
 from zcache.errors import EntryDamagedError
 from zcache.storage import reader
-from zcache.training.crop import find_crop
+from zcache.training.crop import WholeItem, find_crop
 
 KEYS = ["image", "label"]
 
@@ -227,14 +227,21 @@ class Mine(RandSpatialCropd):
 def test_whatever_else_comes_first_is_left_alone(tmp_path, step):
     item = make_item((20, 24, 28), 1, torch.float32, 1)
     pipeline = Compose([EnsureTyped(KEYS), step])
-    assert find_crop(pipeline, 1) is None
+    found = find_crop(pipeline, 1)
     _, pushed, _ = on_and_off(tmp_path, item, pipeline)
     assert pushed.pushed_down == 0
+    if isinstance(step, RandFlipd):
+        assert found is None
+        assert pushed.read_whole == {}
+    else:
+        assert found == WholeItem("crop_unsupported")
+        assert pushed.read_whole == {"crop_unsupported": pushed.hits}
 
 
 def test_a_pipeline_that_is_lazy_is_left_alone():
-    assert find_crop(Compose([Identityd(KEYS), RandSpatialCropd(KEYS, (8, 8, 8))], lazy=True), 1) is None
-    assert find_crop(Compose([Identityd(KEYS), RandSpatialCropd(KEYS, (8, 8, 8))], lazy=None), 1) is None
+    whole = WholeItem("crop_unsupported")
+    assert find_crop(Compose([Identityd(KEYS), RandSpatialCropd(KEYS, (8, 8, 8))], lazy=True), 1) == whole
+    assert find_crop(Compose([Identityd(KEYS), RandSpatialCropd(KEYS, (8, 8, 8))], lazy=None), 1) == whole
     assert find_crop(Compose([Identityd(KEYS)]), 1) is None
 
 

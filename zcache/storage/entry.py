@@ -13,10 +13,11 @@ from zcache.encoding.chunking import Region, check_region
 from zcache.encoding.layout import ArrayRecord, EntryRecord, parse_entry
 from zcache.encoding.payload import Json
 from zcache.errors import EntryDamagedError
+from zcache.keys import digest
 from zcache.storage.reader import Shard
 from zcache.storage.store import Store
 
-__all__ = ["Entry", "OpenEntries", "StoredEntry"]
+__all__ = ["Entry", "OpenEntries", "StoredEntry", "child_name"]
 
 _MAX_DOCUMENTS = 256
 _MAX_SHARDS = 64  # file descriptors: far below the 256 that some systems allow
@@ -41,6 +42,9 @@ class Entry(Protocol):
     def read_boxes(self, name: str, regions: Sequence[Region]) -> list[np.ndarray]:
         """Read several boxes of an array."""
 
+    def child(self, what: Json, arrays: Sequence[str]) -> Entry | None:
+        """Open the group that was worked out from arrays of the item and added to it; None if there is none."""
+
 
 class StoredEntry:
     """An entry on disk.
@@ -51,11 +55,19 @@ class StoredEntry:
         What its document says.
     open_shard : callable
         ``open_shard(name, record)`` opens one of its arrays.
+    open_child : callable
+        ``open_child(name)`` opens a group that was added to it, or raises FileNotFoundError.
     """
 
-    def __init__(self, record: EntryRecord, open_shard: Callable[[str, ArrayRecord], Shard]) -> None:
+    def __init__(
+        self,
+        record: EntryRecord,
+        open_shard: Callable[[str, ArrayRecord], Shard],
+        open_child: Callable[[str], StoredEntry],
+    ) -> None:
         self.record = record
         self._open_shard = open_shard
+        self._open_child = open_child
 
     @property
     def tree(self) -> Json:
@@ -82,6 +94,19 @@ class StoredEntry:
     def read_boxes(self, name: str, regions: Sequence[Region]) -> list[np.ndarray]:
         """Read several boxes of an array, decoding chunks that they share once; raises as `read` does."""
         return self._shard(name, regions).read_boxes(regions)
+
+    def child(self, what: Json, arrays: Sequence[str]) -> StoredEntry | None:
+        """Open the group that was worked out from arrays of the item and added to it; None if there is none.
+
+        Raises
+        ------
+        EntryDamagedError
+            The entry has no such arrays, or the group cannot be believed.
+        """
+        try:
+            return self._open_child(child_name(what, [self._array(name) for name in arrays]))
+        except FileNotFoundError:
+            return None
 
     def _shard(self, name: str, regions: Sequence[Region | None]) -> Shard:
         array = self._array(name)
@@ -112,8 +137,8 @@ class OpenEntries:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._documents: _Recent[str, EntryRecord] = _Recent(_MAX_DOCUMENTS)
-        self._shards: _Recent[tuple[str, str], Shard] = _Recent(_MAX_SHARDS)
+        self._documents: _Recent[tuple[str, str], EntryRecord] = _Recent(_MAX_DOCUMENTS)
+        self._shards: _Recent[tuple[str, str, str], Shard] = _Recent(_MAX_SHARDS)
 
     def open(self, key: str) -> tuple[StoredEntry, bool]:
         """Open an entry.
@@ -133,24 +158,44 @@ class OpenEntries:
         EntryDamagedError, OSError
             Its document cannot be read or believed.
         """
-        record = self._documents.get(key)
-        kept = record is not None
-        if record is None:
-            record = parse_entry(self._store.read_document(key))
-            self._documents.put(key, record)
-        return StoredEntry(record, lambda name, array: self._shard(key, name, array)), kept
+        kept = self._documents.get((key, "")) is not None
+        return self._open(key, ""), kept
 
     def forget(self, key: str) -> None:
         """Give an entry up."""
-        self._documents.drop(lambda kept: kept == key)
+        self._documents.drop(lambda kept: kept[0] == key)
         self._shards.drop(lambda kept: kept[0] == key)
 
-    def _shard(self, key: str, name: str, array: ArrayRecord) -> Shard:
-        shard = self._shards.get((key, name))
+    def _open(self, key: str, child: str) -> StoredEntry:
+        record = self._documents.get((key, child))
+        if record is None:
+            record = parse_entry(self._store.read_document(key, child))
+            self._documents.put((key, child), record)
+        return StoredEntry(
+            record, lambda name, array: self._shard(key, child, name, array), lambda name: self._open(key, name)
+        )
+
+    def _shard(self, key: str, child: str, name: str, array: ArrayRecord) -> Shard:
+        shard = self._shards.get((key, child, name))
         if shard is None or shard.record is not array:
-            shard = Shard(self._store.shard(key, name, len(array.grid.shape)), array)
-            self._shards.put((key, name), shard)
+            shard = Shard(self._store.shard(key, name, len(array.grid.shape), child), array)
+            self._shards.put((key, child, name), shard)
         return shard
+
+
+def child_name(what: Json, arrays: Sequence[ArrayRecord]) -> str:
+    """Name the group of what is worked out from arrays: another one for other parameters, and for other shards.
+
+    So a group that was added to an entry is never taken for one of the entry that replaced it.
+
+    Parameters
+    ----------
+    what : Json
+        What it is, with every parameter.
+    arrays : sequence of ArrayRecord
+        The arrays that it is worked out from.
+    """
+    return "voxels-" + digest([what, [[array.seal, array.index_crc32c, array.shard_nbytes] for array in arrays]])[:16]
 
 
 class _Recent(Generic[K, V]):

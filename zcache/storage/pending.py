@@ -11,6 +11,7 @@ import numpy as np
 from zcache.encoding.chunking import Region, check_region
 from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow, restore
 from zcache.encoding.payload import ArrayLeaf, EncodedItem, Json
+from zcache.encoding.voxels import VoxelQuery
 
 __all__ = ["PendingItem"]
 
@@ -28,21 +29,25 @@ class PendingItem:
     narrowings : mapping of str to Narrowing
         How codes become values again. With a lossy precision, arrays are rounded here and not in the background, so
         that a miss returns what a hit will.
+    query : VoxelQuery, optional
+        Sets of voxels to find once the item is written.
     """
 
     item: EncodedItem
     about: Json
     narrowings: Mapping[str, Narrowing]
+    query: VoxelQuery | None = None
 
     @classmethod
-    def snapshot(cls, item: EncodedItem, precision: Precision, about: Json) -> Self:
+    def snapshot(cls, item: EncodedItem, precision: Precision, about: Json, query: VoxelQuery | None = None) -> Self:
         """Copy an item, rounded as the precision allows."""
         copied = item.snapshot()
         if precision == LOSSLESS:
-            return cls(copied, about, {})
+            return cls(copied, about, {}, query)
         narrowed = {leaf.name: narrow(leaf.array, precision) for leaf in copied.leaves}
         leaves = tuple(ArrayLeaf(name, codes) for name, (codes, _) in narrowed.items())
-        return cls(EncodedItem(copied.tree, leaves), about, {name: how for name, (_, how) in narrowed.items()})
+        narrowings = {name: how for name, (_, how) in narrowed.items()}
+        return cls(EncodedItem(copied.tree, leaves), about, narrowings, query)
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +74,14 @@ class PendingItem:
     def read_boxes(self, name: str, regions: Sequence[Region]) -> list[np.ndarray]:
         """Return several boxes of an array."""
         return [self.read(name, region) for region in regions]
+
+    def child(self, what: Json, arrays: Sequence[str]) -> None:
+        """Return None: nothing is added to an item before it is written."""
+
+    def peek(self, name: str) -> np.ndarray:
+        """Return an array as it will be read back, not to be changed: without a copy where that can be."""
+        array, narrowing = self._array(name)
+        return array if narrowing is None else restore(array, narrowing)
 
     def _array(self, name: str) -> tuple[np.ndarray, Narrowing | None]:
         array = next(leaf.array for leaf in self.item.leaves if leaf.name == name)

@@ -49,7 +49,7 @@ class WriterPool(Generic[T]):
     work : callable
         ``work(key, job)`` runs on a pool thread.
     failed : callable
-        ``failed(key, error)`` is told, on the pool thread, what `work` raised. Must not raise.
+        ``failed(key, job, error)`` is told, on the pool thread, what `work` raised. Must not raise.
     writers : int
         Threads at most.
     max_pending_bytes : int
@@ -61,7 +61,7 @@ class WriterPool(Generic[T]):
     def __init__(
         self,
         work: Callable[[str, T], None],
-        failed: Callable[[str, Exception], None],
+        failed: Callable[[str, T, Exception], None],
         *,
         writers: int,
         max_pending_bytes: int,
@@ -178,7 +178,7 @@ class WriterPool(Generic[T]):
             try:
                 self._work(key, job)
             except Exception as e:  # noqa: BLE001 - the boundary where caching must not stop training; counted there
-                self._failed(key, e)
+                self._failed(key, job, e)
             seconds = max(time.perf_counter() - begun, 1e-6)
             del job
             with state.changed:

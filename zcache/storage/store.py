@@ -94,24 +94,37 @@ class Store:
         except FileNotFoundError:
             return
 
-    def read_document(self, key: str) -> bytes:
-        """Read an entry's document.
+    def group_path(self, key: str, child: str = "") -> Path:
+        """Directory of an entry, or of a group that was added to it.
+
+        Raises
+        ------
+        ValueError
+            `key` is not a key, or `child` not the plain name of a group.
+        """
+        path = self.entry_path(key)
+        if child and not is_array_name(child):
+            raise ValueError(f"{child!r} is not the name of a group")
+        return path / child
+
+    def read_document(self, key: str, child: str = "") -> bytes:
+        """Read the document of an entry, or of a group that was added to it.
 
         Raises
         ------
         FileNotFoundError
-            There is no such entry.
+            There is no such entry or group.
         OSError
             It cannot be read.
         """
-        with open(self.entry_path(key) / DOCUMENT, "rb", buffering=0) as f:  # noqa: PTH123 - on the hot path
+        with open(self.group_path(key, child) / DOCUMENT, "rb", buffering=0) as f:  # noqa: PTH123 - on the hot path
             return f.read()
 
-    def shard(self, key: str, name: str, ndim: int) -> str:
-        """Path of the shard of an array of an entry."""
+    def shard(self, key: str, name: str, ndim: int, child: str = "") -> str:
+        """Path of the shard of an array of an entry, or of a group that was added to it."""
         if not is_array_name(name):
             raise ValueError(f"{name!r} is not the name of an array")
-        return f"{self.entry_path(key)}/{name}/{shard_path(ndim)}"
+        return f"{self.group_path(key, child)}/{name}/{shard_path(ndim)}"
 
     @contextlib.contextmanager
     def staged(self) -> Iterator[Path]:
@@ -160,6 +173,24 @@ class Store:
             return False
         self._discard(final)
         return self._rename(staged, final)  # if another process was faster, its entry is as new as this one
+
+    def publish_child(self, staged: Path, key: str, child: str) -> bool:
+        """Add a finished group to a published entry, of which nothing else changes; the first of a name stays.
+
+        Returns
+        -------
+        bool
+            False if the entry has such a group, or is gone.
+
+        Raises
+        ------
+        OSError
+            The rename is refused for another reason.
+        """
+        try:
+            return self._rename(staged, self.group_path(key, child))
+        except FileNotFoundError:
+            return False
 
     @staticmethod
     def _rename(staged: Path, final: Path) -> bool:

@@ -33,7 +33,7 @@ from zcache.encoding.shard import (
 )
 from zcache.storage.store import Store
 
-__all__ = ["WriteSettings", "Written", "write_entry"]
+__all__ = ["WriteSettings", "Written", "write_child", "write_entry"]
 
 _BUFFER_BYTES = 1024 * 1024
 
@@ -113,18 +113,56 @@ def write_entry(
         The file system refuses a step; nothing is published then and nothing stays in staging.
     """
     with store.staged() as staged:
-        records: dict[str, ArrayRecord] = {}
-        stored_bytes = 0
-        for leaf in item.leaves:
-            directory = staged / leaf.name
-            records[leaf.name] = record = _write_array(directory, leaf.array, narrowings.get(leaf.name), settings)
-            stored_bytes += record.shard_nbytes + (directory / DOCUMENT).write_bytes(array_document(record))
-        created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        document = entry_document(EntryRecord(item.tree, records, {"created": created, **about}))
-        stored_bytes += (staged / DOCUMENT).write_bytes(document)
+        records, stored_bytes = _write_group(staged, item, settings, about, narrowings)
         published = store.publish(staged, key, replace=replace)
     raw_bytes = sum(math.prod(r.grid.shape) * r.narrowing.dtype.itemsize for r in records.values())
     return Written(published, raw_bytes, stored_bytes, records)
+
+
+def write_child(
+    store: Store, key: str, child: str, item: EncodedItem, settings: WriteSettings, about: Json
+) -> tuple[bool, int]:
+    """Write a group and add it to a published entry.
+
+    Parameters
+    ----------
+    store, key : Store, str
+        Which entry.
+    child : str
+        Name of the group.
+    item, settings, about
+        As of `write_entry`.
+
+    Returns
+    -------
+    published : bool
+        False if the entry has such a group already, or is gone.
+    stored_bytes : int
+        Size of all files of the group.
+
+    Raises
+    ------
+    OSError
+        The file system refuses a step; nothing is added then and nothing stays in staging.
+    """
+    with store.staged() as staged:
+        _, stored_bytes = _write_group(staged, item, settings, about, {})
+        return store.publish_child(staged, key, child), stored_bytes
+
+
+def _write_group(
+    directory: Path, item: EncodedItem, settings: WriteSettings, about: Json, narrowings: Mapping[str, Narrowing]
+) -> tuple[dict[str, ArrayRecord], int]:
+    """Write the files of an entry; return how its arrays were stored, and the bytes of all files."""
+    records: dict[str, ArrayRecord] = {}
+    stored_bytes = 0
+    for leaf in item.leaves:
+        place = directory / leaf.name
+        records[leaf.name] = record = _write_array(place, leaf.array, narrowings.get(leaf.name), settings)
+        stored_bytes += record.shard_nbytes + (place / DOCUMENT).write_bytes(array_document(record))
+    created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    document = entry_document(EntryRecord(item.tree, records, {"created": created, **about}))
+    return records, stored_bytes + (directory / DOCUMENT).write_bytes(document)
 
 
 def _write_array(

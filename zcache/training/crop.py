@@ -35,12 +35,13 @@ from monai.transforms import (
 
 from zcache.encoding.chunking import Region
 from zcache.encoding.payload import Decoder, Json, decode_item
+from zcache.encoding.voxels import VoxelQuery
 from zcache.errors import EntryDamagedError
 from zcache.storage.entry import Entry
 from zcache.training.leaves import decode_tensor, torch_leaf_codecs, with_dtype
-from zcache.training.select import with_indices
+from zcache.training.select import voxel_query, with_indices
 
-__all__ = ["CropPushdown", "find_crop"]
+__all__ = ["CropPushdown", "WholeItem", "find_crop"]
 
 _DICTIONARY = (
     RandSpatialCropd,
@@ -58,10 +59,31 @@ _ARRAY = (
     RandCropByLabelClasses,
     RandWeightedCrop,
 )
+_CROPS = (*_DICTIONARY, *_ARRAY)
 
 
-class _NotAViewError(Exception):
-    """The crop returned something else than a box of its stand-in: padded, converted, or of an unknown kind."""
+class _WholeError(Exception):
+    """The crop has to be given the whole item, for one of `stats.WHOLE_REASONS`."""
+
+
+@dataclass(frozen=True)
+class WholeItem:
+    """Says that a crop has to be given the whole item.
+
+    Attributes
+    ----------
+    reason : str
+        One of `stats.WHOLE_REASONS`.
+    """
+
+    reason: str
+
+    def read(self, _entry: Entry, _missing: Callable[[VoxelQuery], None]) -> WholeItem:
+        """Return itself: for crops of which this is known before any entry is read."""
+        return self
+
+    def query(self, _tree: Json) -> None:
+        """Return None: such a crop needs no index."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +105,32 @@ class CropPushdown:
     enclosing: tuple[tuple[Compose, int], ...]
     track_meta: bool
 
-    def read(self, entry: Entry) -> Any:
+    def query(self, tree: Json) -> VoxelQuery | None:
+        """Describe the index that the crop could choose its centres from in items of a payload tree, if any."""
+        return voxel_query(self.crop, tree) if isinstance(self.crop, _DICTIONARY) else None
+
+    def read(self, entry: Entry, missing: Callable[[VoxelQuery], None]) -> Any:
         """Return what the crop makes of an entry, reading only that.
 
         Parameters
         ----------
         entry : Entry
             Where the item is.
+        missing : callable
+            ``missing(query)`` is told of an index that the entry lacks.
 
         Returns
         -------
         object
-            What the crop transform would return for the whole item; None if it has to be given the whole item, with
-            its random state as it was before.
+            What the crop transform would return for the whole item; `WholeItem` if it has to be given the whole item,
+            with its random state as it was before.
         """
         states = [(r, r.get_state()) for r in _random_states(self.crop)]
         try:
-            return self._cropped(entry)
-        except _NotAViewError:
+            return self._cropped(entry, missing)
+        except _WholeError as e:
             _put_back(states)
-            return None
+            return WholeItem(str(e))
         except BaseException:
             _put_back(states)
             raise
@@ -114,30 +142,32 @@ class CropPushdown:
                 samples = pipeline(samples, start=index + 1)
         return samples
 
-    def _cropped(self, entry: Entry) -> Any:
+    def _cropped(self, entry: Entry, missing: Callable[[VoxelQuery], None]) -> Any:
         stand_ins = _StandIns(entry, self.track_meta)
         item, crop = stand_ins.item(), self.crop
         if isinstance(crop, _DICTIONARY):
             if type(item) is not dict:
-                raise _NotAViewError
+                raise _WholeError("crop_item")
             whole = set(item) - set(crop.keys)
             if isinstance(crop, RandWeightedCropd):
                 whole.add(crop.w_key)
             item = {k: stand_ins.whole(v) if k in whole else v for k, v in item.items()}
-            guided = with_indices(crop, item, stand_ins.whole)
+            guided = with_indices(crop, item, entry, stand_ins.whole, missing)
             if guided is None:
-                raise _NotAViewError
+                raise _WholeError("no_index")
             crop, item = guided
         pipeline = self.enclosing[-1][0]
         try:
             cropped = apply_transform(crop, item, pipeline.map_items, pipeline.unpack_items, lazy=False)
         except RuntimeError as e:  # what a tensor without memory cannot do; if it is the crop's own, it comes again
-            raise _NotAViewError from e
+            if isinstance(e.__cause__, EntryDamagedError | OSError | MemoryError):  # in reading the index
+                raise e.__cause__ from None
+            raise _WholeError("crop_values") from e
         return stand_ins.cropped(cropped)
 
 
-def find_crop(pipeline: Compose, start: int, track_meta: bool = True) -> CropPushdown | None:
-    """Return the crop that is the first transform to run on every access, if it can be pushed down.
+def find_crop(pipeline: Compose, start: int, track_meta: bool = True) -> CropPushdown | WholeItem | None:
+    """Return the crop that is the first transform to run on every access.
 
     Parameters
     ----------
@@ -147,18 +177,34 @@ def find_crop(pipeline: Compose, start: int, track_meta: bool = True) -> CropPus
         Index of the first transform that is not cached.
     track_meta : bool
         Whether the crop gets MetaTensors.
+
+    Returns
+    -------
+    CropPushdown, WholeItem or None
+        None if it is not a crop at all; `WholeItem` for a crop that cannot be pushed down.
     """
     enclosing: list[tuple[Compose, int]] = []
     index = start
-    while True:
-        if type(pipeline) is not Compose or pipeline.lazy or pipeline.lazy is None or index >= len(pipeline.transforms):
-            return None
-        enclosing.append((pipeline, index))
+    while isinstance(pipeline, Compose) and index < len(pipeline.transforms):
         step = pipeline.transforms[index]
-        if type(step) in (*_DICTIONARY, *_ARRAY):
-            usable = pipeline.map_items is True and not pipeline.unpack_items and not getattr(step, "lazy", False)
-            return CropPushdown(step, tuple(enclosing), track_meta) if usable else None
+        usable = type(pipeline) is Compose and pipeline.map_items is True and not pipeline.unpack_items
+        if not usable or pipeline.lazy is not False:
+            return _unsupported(step)
+        enclosing.append((pipeline, index))
+        if type(step) in _CROPS and not getattr(step, "lazy", False):
+            return CropPushdown(step, tuple(enclosing), track_meta)
+        if type(step) is not Compose:
+            return _unsupported(step)
         pipeline, index = step, 0
+    return None
+
+
+def _unsupported(step: Any) -> WholeItem | None:
+    """Return a refusal for anything that may crop, None for everything else."""
+    if isinstance(step, Compose):
+        steps = step.transforms
+        return next((found for found in map(_unsupported, steps) if found), None) if steps else None
+    return WholeItem("crop_unsupported") if "Crop" in type(step).__name__ or isinstance(step, _CROPS) else None
 
 
 class _StandIns:
@@ -205,7 +251,7 @@ class _StandIns:
         try:
             stand_in, node = self._origins[_address(view)]
         except KeyError:
-            raise _NotAViewError from None
+            raise _WholeError("crop_box") from None
         return stand_in, node["data"]["array"]
 
     def _filled(self, view: torch.Tensor, array: np.ndarray) -> torch.Tensor:
@@ -224,7 +270,7 @@ def _address(tensor: torch.Tensor) -> int:
 def _box(view: torch.Tensor, stand_in: torch.Tensor) -> Region:
     """Return the box of the stand-in that a view shows."""
     if view.stride() != stand_in.stride() or view.dtype != stand_in.dtype or not view.numel():
-        raise _NotAViewError
+        raise _WholeError("crop_box")
     offset = view.storage_offset()
     starts = []
     for stride in stand_in.stride():
@@ -232,7 +278,7 @@ def _box(view: torch.Tensor, stand_in: torch.Tensor) -> Region:
         offset %= stride
     region = tuple((start, start + n) for start, n in zip(starts, view.shape, strict=True))
     if any(stop > n for (_, stop), n in zip(region, stand_in.shape, strict=True)):
-        raise _NotAViewError
+        raise _WholeError("crop_box")
     return region
 
 

@@ -18,11 +18,12 @@ from torch.serialization import DEFAULT_PROTOCOL
 from zcache.cache import Cache
 from zcache.encoding.layout import FORMAT
 from zcache.encoding.narrowing import Precision
+from zcache.encoding.voxels import VoxelQuery
 from zcache.errors import CacheConfigError, FingerprintError
 from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths
 from zcache.stats import CacheStats
 from zcache.storage.entry import Entry
-from zcache.training.crop import find_crop
+from zcache.training.crop import CropPushdown, WholeItem, find_crop
 from zcache.training.leaves import torch_leaf_codecs, without_meta
 from zcache.training.split import Uncached, first_random, unfolded
 from zcache.troubles import warn_caller
@@ -243,30 +244,42 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         """Compute an item and hand it to the cache."""
         computed = self._pre_transform(deepcopy(item))
         if self._cache is not None:
-            computed = self._cache.put(key, computed, self._about(item), owned=True)
+            crop = self._crop()
+            query = None if crop is None else crop.query
+            computed = self._cache.put(key, computed, self._about(item), owned=True, query=query)
         # Once more for items that do not pass through an entry because they cannot be stored.
         return computed if self.track_meta else without_meta(computed)
 
     def _transform(self, index: int) -> Any:
         item = self.data[index]
-        crop = find_crop(self.transform, self._cached_count(), self.track_meta) if self.crop_pushdown else None
+        crop = self._crop()
         key = None if crop is None else self._entry_key(item)
         if self._cache is None or crop is None or key is None:
             return self._post_transform(self._cachecheck(item))
         cache = self._cache
 
-        def read(entry: Entry) -> tuple[bool, Any]:
-            samples = crop.read(entry)
-            return (True, samples) if samples is not None else (False, cache.load(entry))
+        missing: list[VoxelQuery] = []
+
+        def read(entry: Entry) -> tuple[Any, Any]:
+            missing.clear()
+            samples = crop.read(entry, missing.append)
+            return samples, cache.load(entry) if isinstance(samples, WholeItem) else None
 
         found = cache.using(key, read, None)
         if found is None:
             return self._post_transform(self._computed(item, key))
-        pushed_down, value = found
-        if not pushed_down:
-            return self._post_transform(value)
+        for query in missing:
+            cache.add_index(key, query)
+        samples, whole = found
+        if isinstance(crop, WholeItem) or isinstance(samples, WholeItem):
+            cache.count(**{samples.reason: 1})
+            return self._post_transform(whole)
         cache.count(pushed_down=1)
-        return crop.finish(value)
+        return crop.finish(samples)
+
+    def _crop(self) -> CropPushdown | WholeItem | None:
+        """Return the crop that may be pushed down to the reading of entries."""
+        return find_crop(self.transform, self._cached_count(), self.track_meta) if self.crop_pushdown else None
 
     def _entry_key(self, item: Any) -> str | None:
         """Return the key of an item, None if it is not to be cached."""
