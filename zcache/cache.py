@@ -8,7 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, overload
@@ -28,6 +28,7 @@ from zcache.storage.entry import Entry, OpenEntries, StoredEntry
 from zcache.storage.pending import PendingItem
 from zcache.storage.pool import WriterPool
 from zcache.storage.store import Store
+from zcache.storage.threads import ReadThreads
 from zcache.storage.voxels import add_sets
 from zcache.storage.writer import WriteSettings, Written, write_entry
 from zcache.troubles import Troubles, skip_reason
@@ -71,6 +72,9 @@ class Cache:
         ``"warn"``: what cannot be cached is counted and warned of once, and the program goes on.
     read_only : bool
         Never write, not even to mend a damaged entry.
+    read_threads : int
+        Threads that decode the chunks of one read together, at most as many as this process has CPUs. For reading in
+        the main process; a DataLoader's workers, which read side by side, use one each whatever is said here.
     leaf_codecs : iterable of LeafCodec
         Types beyond Python's and numpy's that items may hold.
 
@@ -101,16 +105,19 @@ class Cache:
         max_pending_bytes: int | str = "1GiB",
         on_error: Literal["warn", "raise"] = "warn",
         read_only: bool = False,
+        read_threads: int = 1,
         leaf_codecs: Iterable[LeafCodec] = (),
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise CacheConfigError(f"on_error={on_error!r} is neither 'warn' nor 'raise'")
-        if type(writers) is not int or writers < 1:
-            raise CacheConfigError(f"writers={writers!r} is not a positive integer")
+        for name, threads in (("writers", writers), ("read_threads", read_threads)):
+            if type(threads) is not int or threads < 1:
+                raise CacheConfigError(f"{name}={threads!r} is not a positive integer")
         checked = BloscCodec(codec, clevel)
         self._settings = WriteSettings(checked.cname, checked.clevel, parse_chunks(chunks), Precision.parse(precision))
         self._store = Store(cache_dir)
         self._writers = writers
+        self._read_threads = read_threads
         self._max_pending_bytes = parse_bytes(max_pending_bytes, "max_pending_bytes")
         self._on_error = on_error
         self._read_only = read_only
@@ -131,7 +138,10 @@ class Cache:
         self._troubles = Troubles(self._counters.is_first, raising=self._on_error == "raise")
         self._damaged: set[str] = set()
         self._not_indexed: set[str] = set()
-        self._entries = OpenEntries(self._store)
+        self._entries = self._none_open()
+
+    def _none_open(self) -> OpenEntries:
+        return OpenEntries(self._store, ReadThreads(self._read_threads))
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_pool", "_entries", "_pid", "_lock", "_troubles", "_damaged", "_not_indexed"}
@@ -233,6 +243,7 @@ class Cache:
         *,
         owned: bool = False,
         query: Callable[[Json], VoxelQuery | None] | None = None,
+        patch: tuple[int, ...] = (),
     ) -> Any:
         """Hand an item over to be written in the background; return it as `get` would.
 
@@ -251,6 +262,8 @@ class Cache:
             The caller gives the item up: what is returned may lie in its memory, which saves a copy.
         query : callable, optional
             ``query(tree)`` tells, from the payload tree, which sets of voxels to index (see `add_index`).
+        patch : tuple of int
+            Extents along the trailing axes of the patches that will mostly be read: guides the shape of chunks.
 
         Raises
         ------
@@ -262,7 +275,7 @@ class Cache:
         try:
             encoded = encode_item(item, self._leaf_codecs)
             wanted = query(encoded.tree) if query is not None else None
-            pending = PendingItem.snapshot(encoded, self._settings.precision, about or {}, wanted)
+            pending = PendingItem.snapshot(encoded, self._settings.precision, about or {}, wanted, patch)
             result = self._decoded(pending.item.tree, pending.read_in(encoded) if owned else pending.read)
         except Exception as e:  # noqa: BLE001 - whatever a leaf does when it is copied, the item is returned
             self._trouble(skip_reason(e), f"item {key}", e)
@@ -316,7 +329,7 @@ class Cache:
         """Flush, and remove this process's staging directory. The cache may be used again afterwards."""
         self.flush()
         self._store.close()
-        self._entries = OpenEntries(self._store)
+        self._entries = self._none_open()
 
     def __enter__(self) -> Self:
         return self
@@ -388,15 +401,15 @@ class Cache:
     def _write(self, key: str, pending: PendingItem) -> None:
         """Write one entry."""
         with self._lock:
-            replace = key in self._damaged
+            is_damaged = key in self._damaged
         written = write_entry(
             self._store,
             key,
             pending.item,
-            self._settings,
+            replace(self._settings, patch=pending.patch),
             pending.about,
             narrowings=pending.narrowings,
-            replace=replace,
+            replace=is_damaged,
         )
         with self._lock:
             self._damaged.discard(key)

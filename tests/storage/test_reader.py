@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from pathlib import Path
 
@@ -15,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests.strategies import CORE, random_array
 from tests.support import ct_like, in_fork, key, read, record_of, same_bits, write
-from zcache.encoding.chunking import ChunkGrid, ChunkRead
 from zcache.encoding.narrowing import Precision, narrow, restore
 from zcache.encoding.shard import SEAL_BYTES, ShardIndex
 from zcache.errors import EntryDamagedError
-from zcache.storage import reader
-from zcache.storage.reader import coalesce, plan_bands, read_array
+from zcache.storage import plan, reader
+from zcache.storage.reader import Shard, read_array
 from zcache.storage.store import Store
+from zcache.storage.threads import ReadThreads
 from zcache.storage.writer import WriteSettings
 
 CODECS = ["lz4", "zstd", "lz4hc", "zlib", "blosclz"]
@@ -82,58 +81,6 @@ def test_any_region_equals_what_zarr_reads(tmp_path, data):
         assert got.flags.writeable
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(20, 3 * 10**6)), max_size=30))
-def test_coalesced_reads_serve_every_place_once_and_are_bounded(spans):
-    places = [(ChunkRead(i, (), ()), offset, nbytes) for i, (offset, nbytes) in enumerate(spans)]
-    found = list(coalesce(list(places)))
-    served = [place for r in found for place in r.chunks]
-    assert sorted(served, key=lambda p: p[0].index) == places
-    for r in found:
-        assert r.start == min(offset for _, offset, _ in r.chunks)
-        assert r.stop == max(offset + nbytes for _, offset, nbytes in r.chunks)
-        assert r.stop - r.start <= max(4 * 2**20, *(nbytes for _, _, nbytes in r.chunks))
-        edges = sorted((offset, offset + nbytes) for _, offset, nbytes in r.chunks)
-        reach = edges[0][1]
-        for start, stop in edges[1:]:
-            assert start - reach <= 32 * 1024
-            reach = max(reach, stop)
-    assert [r.start for r in found] == sorted(r.start for r in found)
-
-
-def test_neighbours_share_a_read_and_distant_chunks_do_not():
-    def ranges(*spans):
-        return [(r.start, r.stop) for r in coalesce([(ChunkRead(i, (), ()), *s) for i, s in enumerate(spans)])]
-
-    assert ranges((0, 100), (100, 50), (150, 1)) == [(0, 151)]
-    assert ranges((0, 100), (100 + 32 * 1024, 50)) == [(0, 32 * 1024 + 150)]
-    assert ranges((0, 100), (101 + 32 * 1024, 50)) == [(0, 100), (101 + 32 * 1024, 151 + 32 * 1024)]
-    assert ranges((500, 20), (0, 20)) == [(0, 520)]
-    assert ranges(*((i * 2**20, 2**20) for i in range(9))) == [(0, 2**22), (2**22, 2**23), (2**23, 9 * 2**20)]
-    assert ranges() == []
-
-
-@given(st.data())
-def test_bands_are_slabs_that_hold_every_chunk_once(data):
-    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
-    grid = ChunkGrid(shape, tuple(data.draw(st.integers(1, 9)) for _ in shape))
-    region = data.draw(regions(shape))
-    reads = grid.reads(region)
-    stored = data.draw(st.lists(st.booleans(), min_size=grid.n_chunks, max_size=grid.n_chunks))
-    index = ShardIndex.from_lengths([20 + i if there else 0 for i, there in enumerate(stored)])
-    out = np.zeros([b - a for a, b in region], int)
-    bands = plan_bands(reads, index)
-    for band in bands:
-        slab = out[band.out_part]
-        assert slab.flags.c_contiguous
-        slab += 1
-        members = [read for read, _, _ in band.places] + list(band.missing)
-        assert math.prod(slab.shape) == sum(math.prod(p.stop - p.start for p in r.out_part) for r in members)
-        assert all(stored[read.index] and nbytes == 20 + read.index for read, _, nbytes in band.places)
-        assert not any(stored[read.index] for read in band.missing)
-    assert (out == 1).all()
-    assert sorted(r.index for b in bands for r in [*(p[0] for p in b.places), *b.missing]) == [r.index for r in reads]
-
-
 @pytest.fixture
 def preads(monkeypatch):
     """Every positional read as (offset, bytes)."""
@@ -157,7 +104,7 @@ def test_a_contiguous_region_takes_few_reads(tmp_path, preads):
 
     assert same_bits(read(store, key(1), "x"), array)
     assert preads[0] == tail
-    assert len(preads) == 1 + 4  # one slab of 16 chunks after the other
+    assert len(preads) == 2
     assert sum(n for _, n in preads) == size
     preads.clear()
 
@@ -320,7 +267,31 @@ def test_case_14_a_forked_child_reads_what_its_parent_has_read(entry):
 def test_large_ranges_are_split(tmp_path, preads):
     store = Store(tmp_path)
     array = np.random.default_rng(0).integers(0, 256, (12, 1024, 1024), np.uint8)
-    write(store, key(1), {"x": array}, WriteSettings(clevel=0, chunks=(1, 1024, 1024)))
+    write(store, key(1), {"x": array}, WriteSettings(clevel=0, chunks=(1, 256, 1024)))
     region = ((0, 12), (0, 1024), (0, 8))
     assert same_bits(read(store, key(1), "x", region), np.ascontiguousarray(array[:, :, :8]))
-    assert max(n for _, n in preads) <= reader._MAX_RANGE_BYTES
+    assert max(n for _, n in preads) <= plan._MAX_RANGE_BYTES
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
+@given(st.data())
+def test_small_slabs_threads_and_shared_boxes_give_what_one_slab_gives(tmp_path, data):
+    array = data.draw(arrays())
+    chunks = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple))
+    how = WriteSettings(chunks=chunks, precision=Precision.parse(data.draw(st.sampled_from(PRECISIONS))))
+    store = Store(tmp_path)
+    write(store, key(1), {"x": array}, how, replace=True)
+    record = record_of(store, key(1)).arrays["x"]
+    path = store.shard(key(1), "x", array.ndim)
+    boxes = [data.draw(regions(array.shape)) for _ in range(3)]
+    expected = [read_array(path, record, box) for box in boxes]
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(reader, "_SLAB_BYTES", data.draw(st.integers(1, 4000)))
+        m.setattr("zcache.storage.threads._cpu_count", lambda: 3)
+        shard = Shard(path, record, ReadThreads(data.draw(st.integers(1, 3))))
+        for got in ([shard.read(box) for box in boxes], shard.read_boxes(boxes)):
+            for a, b in zip(got, expected, strict=True):
+                assert same_bits(a, b)
+                assert a.flags.c_contiguous
+                assert a.flags.writeable
+        shard.close()

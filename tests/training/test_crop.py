@@ -334,7 +334,7 @@ def test_patches_that_share_chunks_decode_them_once(tmp_path, monkeypatch):
     crop = RandSpatialCropSamplesd(["image"], (60, 60, 60), 4, random_size=False)
     decoded = []
     decode = reader.decode_chunk
-    monkeypatch.setattr(reader, "decode_chunk", lambda frame, out: decoded.append(1) or decode(frame, out))
+    monkeypatch.setattr(reader, "decode_chunk", lambda *args: decoded.append(1) or decode(*args))
     with PersistentDataset([item], Compose([EnsureTyped("image"), crop]), tmp_path, chunks=(16, 16, 16)) as ds:
         ds[0]
         ds.flush()
@@ -353,3 +353,34 @@ def test_an_array_that_contradicts_the_payload_is_damage(tmp_path, monkeypatch):
         )
         with pytest.raises(EntryDamagedError, match="disagree"):
             ds[0]
+
+
+@pytest.mark.parametrize(
+    ("crop", "patch"),
+    [
+        (RandSpatialCropd(KEYS, (8, 9, 10), random_size=False), (8, 9, 10)),
+        (RandSpatialCropd(KEYS, 8, random_size=False), (8, 8, 8)),
+        (RandSpatialCropSamplesd(KEYS, [8, -1, 10], 2, random_size=False), (8, -1, 10)),
+        (RandSpatialCropSamples((8, 9), 2, random_size=False), (8, 9)),
+        (RandCropByPosNegLabeld(KEYS, "label", (8, 9, None)), (8, 9, 0)),
+        (RandCropByLabelClassesd(KEYS, "label", np.array([8, 9, 10]), num_classes=2), ()),
+        (RandWeightedCropd(KEYS, "label", (8, 9, 10)), (8, 9, 10)),
+        (RandScaleCropd(KEYS, 0.5), ()),
+    ],
+    ids=lambda v: type(v).__name__ if not isinstance(v, tuple) else str(v),
+)
+def test_the_size_of_a_crop_guides_the_chunks(crop, patch):
+    assert find_crop(Compose([Identityd(KEYS), crop]), 1).patch == patch
+
+
+def test_chunks_of_an_entry_follow_the_crop(tmp_path):
+    item = make_item((96, 96, 96), 1, torch.float32, 1)
+    for name, roi in (("slices", (1, 96, 96)), ("cubes", (24, 24, 24))):
+        pipeline = Compose([EnsureTyped(KEYS), RandSpatialCropd(KEYS, roi, random_size=False)])
+        with PersistentDataset([item], pipeline, tmp_path / name) as ds:
+            ds[0]
+            ds.flush()
+            (key,) = ds._cache.keys()
+            entry, _ = ds._cache._entries.open(key)
+            chunks = entry.record.arrays["image"].grid.chunk_shape
+        assert chunks == {"slices": (1, 2, 96, 96), "cubes": (1, 32, 24, 24)}[name]

@@ -16,6 +16,7 @@ from zcache.errors import EntryDamagedError
 from zcache.keys import digest
 from zcache.storage.reader import Shard
 from zcache.storage.store import Store
+from zcache.storage.threads import ReadThreads
 
 __all__ = ["Entry", "OpenEntries", "StoredEntry", "child_name"]
 
@@ -133,10 +134,13 @@ class OpenEntries:
     ----------
     store : Store
         Where the entries lie.
+    threads : ReadThreads
+        What decodes.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, threads: ReadThreads) -> None:
         self._store = store
+        self._threads = threads
         self._documents: _Recent[tuple[str, str], EntryRecord] = _Recent(_MAX_DOCUMENTS)
         self._shards: _Recent[tuple[str, str, str], Shard] = _Recent(_MAX_SHARDS)
 
@@ -178,7 +182,7 @@ class OpenEntries:
     def _shard(self, key: str, child: str, name: str, array: ArrayRecord) -> Shard:
         shard = self._shards.get((key, child, name))
         if shard is None or shard.record is not array:
-            shard = Shard(self._store.shard(key, name, len(array.grid.shape), child), array)
+            shard = Shard(self._store.shard(key, name, len(array.grid.shape), child), array, self._threads)
             self._shards.put((key, child, name), shard)
         return shard
 

@@ -31,23 +31,33 @@ class PendingItem:
         that a miss returns what a hit will.
     query : VoxelQuery, optional
         Sets of voxels to find once the item is written.
+    patch : tuple of int
+        Extents along the trailing axes of the patches that will mostly be read, if that is known.
     """
 
     item: EncodedItem
     about: Json
     narrowings: Mapping[str, Narrowing]
     query: VoxelQuery | None = None
+    patch: tuple[int, ...] = ()
 
     @classmethod
-    def snapshot(cls, item: EncodedItem, precision: Precision, about: Json, query: VoxelQuery | None = None) -> Self:
+    def snapshot(
+        cls,
+        item: EncodedItem,
+        precision: Precision,
+        about: Json,
+        query: VoxelQuery | None = None,
+        patch: tuple[int, ...] = (),
+    ) -> Self:
         """Copy an item, rounded as the precision allows."""
         copied = item.snapshot()
         if precision == LOSSLESS:
-            return cls(copied, about, {}, query)
+            return cls(copied, about, {}, query, patch)
         narrowed = {leaf.name: narrow(leaf.array, precision) for leaf in copied.leaves}
         leaves = tuple(ArrayLeaf(name, codes) for name, (codes, _) in narrowed.items())
         narrowings = {name: how for name, (_, how) in narrowed.items()}
-        return cls(EncodedItem(copied.tree, leaves), about, narrowings, query)
+        return cls(EncodedItem(copied.tree, leaves), about, narrowings, query, patch)
 
     @property
     def nbytes(self) -> int:

@@ -50,12 +50,15 @@ class WriteSettings:
         ``"auto"`` or extents along the trailing axes.
     precision : Precision
         Lossless, or the error that non-integral floats may have.
+    patch : tuple of int
+        Extents along the trailing axes of the patches that will mostly be read, if that is known.
     """
 
     cname: str = "lz4"
     clevel: int = 5
     chunks: ChunkSpec = "auto"
     precision: Precision = LOSSLESS
+    patch: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +172,8 @@ def _write_array(
     directory: Path, array: np.ndarray, narrowing: Narrowing | None, settings: WriteSettings
 ) -> ArrayRecord:
     codes, narrowing = (array, narrowing) if narrowing is not None else narrow(array, settings.precision)
-    grid = ChunkGrid(codes.shape, choose_chunk_shape(codes.shape, codes.itemsize, settings.chunks))
+    chunk_shape = choose_chunk_shape(codes.shape, codes.itemsize, settings.chunks, patch=settings.patch)
+    grid = ChunkGrid(codes.shape, chunk_shape)
     shuffle = choose_shuffle(codes, grid, settings.cname, settings.clevel)
     codec = BloscCodec(settings.cname, settings.clevel, shuffle)
     path = directory / shard_path(codes.ndim)

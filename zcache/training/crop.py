@@ -60,6 +60,7 @@ _ARRAY = (
     RandWeightedCrop,
 )
 _CROPS = (*_DICTIONARY, *_ARRAY)
+_SPATIAL_AXES = 3
 
 
 class _WholeError(Exception):
@@ -81,6 +82,11 @@ class WholeItem:
     def read(self, _entry: Entry, _missing: Callable[[VoxelQuery], None]) -> WholeItem:
         """Return itself: for crops of which this is known before any entry is read."""
         return self
+
+    @property
+    def patch(self) -> tuple[int, ...]:
+        """Nothing: such a crop reads whole items."""
+        return ()
 
     def query(self, _tree: Json) -> None:
         """Return None: such a crop needs no index."""
@@ -104,6 +110,11 @@ class CropPushdown:
     crop: Any
     enclosing: tuple[tuple[Compose, int], ...]
     track_meta: bool
+
+    @property
+    def patch(self) -> tuple[int, ...]:
+        """What the crop keeps of an item, in voxels along its spatial axes, as far as it is known beforehand."""
+        return _patch(self.crop)
 
     def query(self, tree: Json) -> VoxelQuery | None:
         """Describe the index that the crop could choose its centres from in items of a payload tree, if any."""
@@ -197,6 +208,18 @@ def find_crop(pipeline: Compose, start: int, track_meta: bool = True) -> CropPus
             return _unsupported(step)
         pipeline, index = step, 0
     return None
+
+
+def _patch(crop: Any) -> tuple[int, ...]:
+    inner = crop
+    while hasattr(inner, "cropper"):
+        inner = inner.cropper
+    if isinstance(inner, RandScaleCrop):  # a part of each image
+        return ()
+    size = getattr(inner, "roi_size", getattr(inner, "spatial_size", None))
+    sizes = (size,) * _SPATIAL_AXES if isinstance(size, int) else size
+    usual = isinstance(sizes, list | tuple) and all(n is None or isinstance(n, int) for n in sizes)
+    return tuple(n or 0 for n in sizes) if usual and sizes else ()
 
 
 def _unsupported(step: Any) -> WholeItem | None:

@@ -83,7 +83,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         Forget the ids of transform objects in the trace of applied operations, so that other instances can invert.
     track_meta : bool
         If false, MetaTensors are returned as plain tensors. (MONAI's default is false.)
-    codec, clevel, chunks, precision, writers, max_pending_bytes, on_error, read_only
+    codec, clevel, chunks, precision, writers, max_pending_bytes, on_error, read_only, read_threads
         See `zcache.Cache`. `precision` concerns non-integral floats only; labels are never made lossy.
     root : path, optional
         Directory of the source data. Paths inside of it enter keys relative to it, so that hosts that mount the data
@@ -136,6 +136,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         check_sources: bool = True,
         read_only: bool = False,
         crop_pushdown: bool = True,
+        read_threads: int = 1,
     ) -> None:
         super().__init__(data=data, transform=transform)
         self.crop_pushdown = crop_pushdown
@@ -172,6 +173,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
                 max_pending_bytes=max_pending_bytes,
                 on_error=on_error,
                 read_only=read_only,
+                read_threads=read_threads,
                 leaf_codecs=torch_leaf_codecs(track_meta=track_meta),
             )
         # In a dict, where MONAI's DataLoader does not look when it seeds all that a data set refers to: seeding the
@@ -245,8 +247,8 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         computed = self._pre_transform(deepcopy(item))
         if self._cache is not None:
             crop = self._crop()
-            query = None if crop is None else crop.query
-            computed = self._cache.put(key, computed, self._about(item), owned=True, query=query)
+            guided: dict[str, Any] = {} if crop is None else {"query": crop.query, "patch": crop.patch}
+            computed = self._cache.put(key, computed, self._about(item), owned=True, **guided)
         # Once more for items that do not pass through an entry because they cannot be stored.
         return computed if self.track_meta else without_meta(computed)
 
