@@ -1,11 +1,12 @@
-"""Epochs over whole CT volumes: zcache against MONAI's datasets.
+"""Epochs over CT volumes, whole and in random patches: zcache against MONAI's datasets.
 
 Run it with ``python -m benchmarks.epochs``. It writes its volumes and caches below ``--workdir`` (about 4 GB while it
 runs), prints Markdown tables and writes every sample to ``--json``. How each figure is obtained:
 
 - First epoch: a fresh cache directory each time, the ``.nii.gz`` files in the page cache, ``num_workers=0``. The peers
   take turns, in another order each round. Building the dataset counts, since two of the peers fill their cache there.
-- Later epochs: the caches are opened anew; one thread; whole volumes. Peers take turns item by item.
+- Later epochs: the caches are opened anew; one thread. Peers take turns item by item. Those that end in a random crop
+  draw the same patches for every peer.
 - Memory: before each of these, the process touches and frees as much memory as is needed, because the first touch of
   memory that a virtual machine has handed back to its host is ten times as slow, for whoever comes first.
 - Cold: as root the whole page cache is dropped before each epoch, otherwise the kernel is asked to forget the caches'
@@ -94,11 +95,12 @@ def run_first(pipeline: Pipeline, items: Items, caches: Path, plan: Plan) -> dic
         peer.label: {"first": [], "first_cpu": []} | ({"flush": []} if peer.kind == "zcache" else {})
         for peer in pipeline.peers
     }
-    with threads(plan.first_threads), tqdm(total=plan.first_rounds * len(pipeline.peers), unit="epoch") as progress:
+    rounds = 1 if pipeline.patches else plan.first_rounds
+    with threads(plan.first_threads), tqdm(total=rounds * len(pipeline.peers), unit="epoch") as progress:
         for peer in pipeline.peers:  # what is imported or compiled on first use is nobody's first epoch
             progress.set_description(f"{pipeline.key}: warming up")
             first_epoch(peer, items[:1], pipeline.make(), caches / peer.label)
-        for number in range(plan.first_rounds):
+        for number in range(rounds):
             for peer in rotated(pipeline.peers, number):
                 progress.set_description(f"{pipeline.key}: first epoch, {peer.label}")
                 taken, flushed = first_epoch(peer, items, pipeline.make(), caches / peer.label, plan.memory)
@@ -119,9 +121,10 @@ def run_later(pipeline: Pipeline, items: Items, caches: Path, plan: Plan, result
         results[peer.label] |= {"bytes": tree_bytes(cache_dir), "files": tree_files(cache_dir)}
     datasets = open_filled(pipeline.key, cached, items, caches)
     with threads(1):
-        reference = pipeline.make()(dict(items[0]))
+        reference = pipeline.make().set_random_state(0)(dict(items[0]))
         for peer, dataset in datasets.items():
             check_equal(reference, dataset[0], peer)
+            dataset.transform.set_random_state(1)
         warm = later_epochs(datasets, plan.later_epochs, memory=plan.memory, title=f"{pipeline.key}: warm")
         cold = cold_epochs(
             {peer: datasets[peer] for peer in on_disk},
@@ -221,14 +224,17 @@ def report_pipeline(pipeline: Mapping[str, Any], count: int) -> None:
     """Print a pipeline's tables."""
     results = pipeline["peers"]
     say(f"## {pipeline['title']}")
-    say(f"First epoch ({count} items, num_workers=0):", report.first_epoch_table(results))
+    what = "patches of image and label" if pipeline["patches"] else "image and label, whole volumes"
+    if not pipeline["patches"]:
+        say(f"First epoch ({count} items, num_workers=0):", report.first_epoch_table(results))
     say(
-        "Later epochs, per item (image and label, whole volumes, one thread); speed-up against PersistentDataset:",
+        f"Later epochs, per item ({what}, one thread); speed-up against PersistentDataset:",
         report.later_epochs_table(results),
     )
     if pipeline["checked_rate"]:
         say(f"The disk limit, checked with a plain file: {pipeline['checked_rate'] / 1e6:.0f} MB/s.")
-    say(report.size_table(results, pipeline["nifti_bytes"], pipeline["raw_bytes"], count))
+    if not pipeline["patches"]:
+        say(report.size_table(results, pipeline["nifti_bytes"], pipeline["raw_bytes"], count))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -259,14 +265,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             rate = run_later(pipeline, volumes.items, caches / key, plan, results)
             pipelines[key] = {
                 "title": pipeline.title,
+                "patches": pipeline.patches,
                 "nifti_bytes": volumes.nbytes,
-                "raw_bytes": raw_bytes(pipeline, volumes.items),
+                "raw_bytes": 0 if pipeline.patches else raw_bytes(pipeline, volumes.items),
                 "checked_rate": rate,
                 "peers": results,
             }
             shutil.rmtree(caches / key)
             report_pipeline(pipelines[key], len(volumes.items))
-        if not options.quick:
+        if not options.quick and not all(PIPELINES[key].patches for key in options.pipelines):
             scans = run_volumes(options.data, caches)
     finally:
         shutil.rmtree(caches, ignore_errors=True)

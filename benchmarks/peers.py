@@ -13,6 +13,8 @@ from monai.transforms import (
     EnsureChannelFirstd,
     LoadImaged,
     Orientationd,
+    RandCropByPosNegLabeld,
+    RandSpatialCropd,
     ScaleIntensityRanged,
     Spacingd,
 )
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["uncached", "persistent", "lmdb", "memory", "zcache"]
 KEYS = ("image", "label")
+PATCH = (96, 96, 96)
 
 
 def _window() -> list[Callable[..., Any]]:
@@ -46,6 +49,19 @@ def spacing_pipeline() -> Compose:
     return Compose([*_window(), Spacingd(KEYS, pixdim=(1.4, 1.4, 1.6), mode=("bilinear", "nearest"))])
 
 
+def spatial_patches_pipeline() -> Compose:
+    """Return the CT pipeline followed by one random patch of each volume."""
+    return Compose([*_window(), RandSpatialCropd(KEYS, PATCH, random_size=False)])
+
+
+def guided_patches_pipeline() -> Compose:
+    """Return the CT pipeline followed by four patches, half of them around foreground, as nnU-Net and others train."""
+    crop = RandCropByPosNegLabeld(
+        KEYS, "label", PATCH, pos=1, neg=1, num_samples=4, image_key="image", image_threshold=0, allow_smaller=True
+    )
+    return Compose([*_window(), crop])
+
+
 @dataclass(frozen=True)
 class Peer:
     """One dataset under test.
@@ -56,13 +72,13 @@ class Peer:
         Its name in the tables.
     kind
         Which class it is.
-    precision
-        What zcache may lose; the others have no such option.
+    options
+        Arguments other than the defaults of its library.
     """
 
     label: str
     kind: Kind
-    precision: str | float = "lossless"
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def on_disk(self) -> bool:
@@ -75,7 +91,9 @@ PERSISTENT = Peer("PersistentDataset", "persistent")
 LMDB = Peer("LMDBDataset", "lmdb")
 MEMORY = Peer("CacheDataset (RAM)", "memory")
 ZCACHE = Peer("zcache", "zcache")
-ZCACHE_PRECISION = Peer("zcache, precision=1e-4", "zcache", 1e-4)
+ZCACHE_PRECISION = Peer("zcache, precision=1e-4", "zcache", (("precision", 1e-4),))
+ZCACHE_WHOLE = Peer("zcache, crop_pushdown=False", "zcache", (("crop_pushdown", False),))
+MEMORY_UNCOPIED = Peer("CacheDataset(copy_cache=False)", "memory", (("copy_cache", False),))
 
 
 @dataclass(frozen=True)
@@ -92,12 +110,15 @@ class Pipeline:
         Builds the transform, anew for every dataset.
     peers
         What to compare.
+    patches
+        Whether a random crop follows; only later epochs are of interest then.
     """
 
     key: str
     title: str
     make: Callable[[], Compose]
     peers: tuple[Peer, ...]
+    patches: bool = False
 
 
 PIPELINES: Mapping[str, Pipeline] = {
@@ -112,6 +133,20 @@ PIPELINES: Mapping[str, Pipeline] = {
         "CT, windowed and resampled (Spacingd)",
         spacing_pipeline,
         (UNCACHED, PERSISTENT, LMDB, MEMORY, ZCACHE, ZCACHE_PRECISION),
+    ),
+    "spatial": Pipeline(
+        "spatial",
+        "CT, windowed, RandSpatialCropd(96³)",
+        spatial_patches_pipeline,
+        (PERSISTENT, MEMORY, MEMORY_UNCOPIED, ZCACHE_WHOLE, ZCACHE),
+        patches=True,
+    ),
+    "guided": Pipeline(
+        "guided",
+        "CT, windowed, RandCropByPosNegLabeld(96³, num_samples=4, image_threshold=0)",
+        guided_patches_pipeline,
+        (PERSISTENT, MEMORY, MEMORY_UNCOPIED, ZCACHE_WHOLE, ZCACHE),
+        patches=True,
     ),
 }
 
@@ -143,8 +178,8 @@ def open_peer(peer: Peer, items: Sequence[Mapping[str, str]], transform: Compose
     if peer.kind == "lmdb":
         return LMDBDataset(items, transform, cache_dir, progress=False)
     if peer.kind == "memory":
-        return CacheDataset(items, transform, progress=False)
-    return zcache.PersistentDataset(items, transform, cache_dir, precision=peer.precision)
+        return CacheDataset(items, transform, progress=False, **dict(peer.options))
+    return zcache.PersistentDataset(items, transform, cache_dir, **dict(peer.options))
 
 
 def finish(dataset: Dataset) -> None:
