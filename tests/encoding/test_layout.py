@@ -11,6 +11,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from tests.strategies import CORE
 from tests.support import same_bits
+from zcache.encoding import layout
 from zcache.encoding.chunking import ChunkGrid
 from zcache.encoding.layout import (
     FORMAT,
@@ -23,7 +24,7 @@ from zcache.encoding.layout import (
     shard_path,
 )
 from zcache.encoding.narrowing import Narrowing, Precision, narrow, restore
-from zcache.encoding.shard import BloscCodec, crc32c
+from zcache.encoding.shard import BloscCodec, ShardIndex, crc32c
 from zcache.errors import EntryDamagedError
 
 TREE = {"image": {"$ndarray": {"dtype": "<f4", "shape": [1, 9, 8, 7], "array": "image"}}, "id": {"$tuple": [7, "ä"]}}
@@ -32,12 +33,13 @@ ABOUT = {"created": "2026-12-01T00:00:00+00:00", "source": ["/data/ct.nii.gz"], 
 
 def record_for(array: np.ndarray, precision="lossless", chunk_shape=None) -> ArrayRecord:
     codes, narrowing = narrow(array, Precision.parse(precision))
+    grid = ChunkGrid(codes.shape, chunk_shape or codes.shape)
     return ArrayRecord(
-        grid=ChunkGrid(codes.shape, chunk_shape or codes.shape),
+        grid=grid,
         dtype=codes.dtype.newbyteorder("<"),
         codec=BloscCodec("zstd", 3, "bitshuffle"),
         narrowing=narrowing,
-        shard_nbytes=123456,
+        shard_nbytes=ShardIndex.nbytes(grid.n_chunks) + 321,
         seal=0x00012345,
         index_crc32c=0x00ABCDEF,
     )
@@ -105,7 +107,7 @@ def test_zarr_accepts_the_metadata_of_every_dtype(dtype):
         dtype=array_type,
         codec=BloscCodec("lz4", 5, "shuffle"),
         narrowing=Narrowing("identity", np.dtype(dtype), np.dtype(dtype)),
-        shard_nbytes=1000,
+        shard_nbytes=ShardIndex.nbytes(3 * 4 * 3) + 321,
         seal=1,
         index_crc32c=1,
     )
@@ -275,11 +277,14 @@ def test_no_path_is_taken_from_a_document(name):
     ("shape", "chunk_shape"),
     [((1,) * 65, (1,) * 65), ((1, 2**40), (1, 2**40)), ((2**31,), (2**29 + 1,)), ((10**30,), (10**30,))],
 )
-def test_case_13_chunks_that_no_writer_makes_are_refused(shape, chunk_shape):
+def test_case_13_chunks_that_no_writer_makes_are_refused(shape, chunk_shape, monkeypatch):
     narrowing = Narrowing("identity", np.dtype("u1"), np.dtype("u1"))
     record = ArrayRecord(ChunkGrid(shape, chunk_shape), np.dtype("u1"), BloscCodec(), narrowing, 10**6, 0, 0)
+    with monkeypatch.context() as m:
+        m.setattr(layout, "MAX_ITEM_BYTES", 10**40)
+        data = entry_document(EntryRecord(None, {"x": record}, {}))
     with pytest.raises(EntryDamagedError):
-        parse_entry(entry_document(EntryRecord(None, {"x": record}, {})))
+        parse_entry(data)
 
 
 def test_deeply_nested_documents_are_damage():

@@ -736,3 +736,34 @@ def test_codes_looked_up_two_at_a_time_give_what_one_at_a_time_gives(entries, si
             patch.setattr(narrowing_module, "_MIN_PAIRED", at_least)
             patch.setattr(narrowing_module, "_PAIRED_BLOCK", 64)
             assert restore(codes, narrowing).tobytes() == expected.tobytes()
+
+
+@given(
+    divisor=st.integers(1, 300),
+    size=st.integers(2, 301),
+    shape=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    strided=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_dividing_gives_what_looking_up_gives(divisor, size, shape, strided, seed):
+    lut = np.arange(size, dtype="f4") / np.float32(divisor)
+    code_dtype = np.dtype("u1" if size <= 256 else "u2")
+    how = Narrowing("table", lut.dtype, code_dtype, table=lut)
+    codes = np.random.default_rng(seed).integers(0, size, shape).astype(code_dtype)
+    assert narrowing_module._divisor(lut.tobytes()) == divisor
+    out = np.zeros([2 * n for n in shape], "f4")[tuple(slice(0, n) for n in shape)] if strided else None
+    assert same_bits(restore(codes, how, out), lut[codes])
+
+
+@pytest.mark.parametrize(
+    "lut",
+    [[0.0], [0.0, 0.0], [0.0, np.nan], [0.0, 1e-45], [-0.0, 0.5, 1.0], [0.0, 0.5, 1.1], [0.5, 1.0], [0.0, 2.0, 4.0]],
+)
+def test_tables_that_are_no_quotients(lut):
+    assert narrowing_module._divisor(np.array(lut, "f4").tobytes()) is None
+
+
+def test_codes_beyond_a_table_of_quotients_give_its_last_value():
+    lut = np.arange(5, dtype="f4") / np.float32(4)
+    how = Narrowing("table", lut.dtype, np.dtype("u1"), table=lut)
+    assert restore(np.array([0, 4, 5, 200], "u1"), how).tolist() == [0.0, 1.0, 1.0, 1.0]

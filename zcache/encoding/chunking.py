@@ -10,11 +10,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+from zcache.encoding.patches import chunk_shape_for_patches
 from zcache.errors import CacheConfigError
 
 __all__ = [
+    "MAX_CHUNKS",
     "MAX_CHUNK_BYTES",
     "ChunkGrid",
     "ChunkRead",
@@ -38,24 +40,26 @@ TARGET_BYTES = 256 * 1024
 MAX_CHUNK_BYTES = 512 * 1024 * 1024
 """No chunk is larger: far below Blosc's limit of 2 GiB per buffer."""
 
+MAX_CHUNKS = 1 << 20
+"""No entry has more: planning the read of a chunk takes about a kilobyte and a few microseconds."""
+
 _SPATIAL_AXES = 3
 _MAX_EXTRA_PADDING = 0.03
 _BIT_GROUP = 8  # blosc shuffles bits of eight elements at a time, and leaves a chunk of another number as it is
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRead:
+class ChunkRead(NamedTuple):
     """One chunk's part in a read.
 
     Attributes
     ----------
-    index : int
+    chunk : int
         Position of the chunk in the shard's index (C order).
     chunk_part, out_part : tuple of slice
         The voxels to take from the chunk, and where they belong in the output.
     """
 
-    index: int
+    chunk: int
     chunk_part: tuple[slice, ...]
     out_part: tuple[slice, ...]
 
@@ -154,7 +158,11 @@ def parse_chunks(chunks: object) -> ChunkSpec:
 
 
 def choose_chunk_shape(
-    shape: Sequence[int], itemsize: int, spec: ChunkSpec = "auto", target_bytes: int = TARGET_BYTES
+    shape: Sequence[int],
+    itemsize: int,
+    spec: ChunkSpec = "auto",
+    target_bytes: int = TARGET_BYTES,
+    patch: tuple[int, ...] = (),
 ) -> tuple[int, ...]:
     """Choose the chunk shape of an array.
 
@@ -170,11 +178,16 @@ def choose_chunk_shape(
         Bytes per stored element.
     spec : "auto" or tuple of int
         A tuple gives the extents along the trailing axes; leading axes get 1, and extents are cut to the array's.
+    target_bytes : int
+        Bytes of a chunk, with ``"auto"``.
+    patch : tuple of int
+        With ``"auto"``: extents along the trailing axes of the patches that will mostly be read, if that is known
+        (see `zcache.encoding.patches`).
 
     Raises
     ------
     CacheConfigError
-        The chunk of `spec` would be larger than 512 MiB.
+        The chunk of `spec` would be larger than 512 MiB, or too small for an array of this size.
 
     Examples
     --------
@@ -191,7 +204,16 @@ def choose_chunk_shape(
             raise CacheConfigError(
                 f"chunks={spec} makes chunks of {math.prod(chosen) * itemsize} bytes; 512 MiB at most"
             )
+        n_chunks = ChunkGrid(tuple(shape), chosen).n_chunks
+        if n_chunks > MAX_CHUNKS:
+            raise CacheConfigError(
+                f"chunks={spec} makes {n_chunks} chunks of an array {tuple(shape)}; {MAX_CHUNKS} at most"
+            )
         return chosen
+    n_axes = min(len(patch), len(shape))
+    for_patches = chunk_shape_for_patches(shape[-n_axes:], itemsize, patch[-n_axes:]) if n_axes else None
+    if for_patches is not None:
+        return _in_bit_groups(tuple(shape), (1,) * (len(shape) - n_axes) + for_patches)
     chosen_sizes = [1] * len(shape)
     budget = max(1, target_bytes // itemsize)
     spatial = list(range(max(0, len(shape) - _SPATIAL_AXES), len(shape)))

@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 
 from zcache.encoding import narrowing as nw
-from zcache.encoding.chunking import MAX_CHUNK_BYTES, ChunkGrid
+from zcache.encoding.chunking import MAX_CHUNK_BYTES, MAX_CHUNKS, ChunkGrid
 from zcache.encoding.names import is_array_name
 from zcache.encoding.payload import Json
 from zcache.encoding.shard import SEAL_BYTES, BloscCodec, ShardIndex, crc32c
-from zcache.encoding.storable import CORE_DTYPES
-from zcache.errors import EntryDamagedError
+from zcache.encoding.storable import CORE_DTYPES, parse_dtype
+from zcache.errors import EntryDamagedError, UnstorableError
 
 __all__ = [
     "DOCUMENT",
     "FORMAT",
+    "MAX_DOCUMENT_BYTES",
+    "MAX_ITEM_BYTES",
     "ArrayRecord",
     "EntryRecord",
     "array_document",
@@ -42,6 +44,12 @@ FORMAT = 1
 
 DOCUMENT = "zarr.json"
 """File name of a group's or an array's metadata."""
+
+MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
+"""No entry's document is longer; parsed and decoded it may take up to 64 times as much memory."""
+
+MAX_ITEM_BYTES = 64 * 1024 * 1024 * 1024
+"""The arrays of an entry, padded to whole chunks, take no more: chunks that are left out cost nothing on disk."""
 
 _HEAD = b'{"zarr_format":3,"node_type":"group","attributes":{"zcache":{"crc32c":"'
 _CRC_DIGITS = 8
@@ -118,7 +126,16 @@ def array_document(record: ArrayRecord) -> bytes:
 
 
 def entry_document(record: EntryRecord) -> bytes:
-    """Return the document of an entry, its checksum filled in."""
+    """Return the document of an entry, its checksum filled in.
+
+    Raises
+    ------
+    UnstorableError
+        It would say more than a reader believes.
+    """
+    excess = _excess(record.arrays)
+    if excess:
+        raise UnstorableError(f"the item has {excess}")
     arrays = {name: _array_json(array) for name, array in record.arrays.items()}
     document = {
         "zarr_format": 3,
@@ -139,6 +156,11 @@ def entry_document(record: EntryRecord) -> bytes:
         },
     }
     data = _dump(document)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise UnstorableError(
+            f"the item takes {len(data)} bytes of JSON, {MAX_DOCUMENT_BYTES} at most: its long lists of numbers, "
+            "strings or bytes had better be arrays"
+        )
     tail = data[len(_HEAD) + _CRC_DIGITS :]
     return b"%s%08x%s" % (_HEAD, crc32c(tail), tail)
 
@@ -149,8 +171,10 @@ def parse_entry(data: bytes) -> EntryRecord:
     Raises
     ------
     EntryDamagedError
-        Another format, a wrong checksum, or contents that contradict themselves.
+        Another format, a wrong checksum, contents that contradict themselves, or more than any entry may hold.
     """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise EntryDamagedError(f"its zarr.json has {len(data)} bytes, {MAX_DOCUMENT_BYTES} at most")
     digits, tail = data[len(_HEAD) : len(_HEAD) + _CRC_DIGITS], data[len(_HEAD) + _CRC_DIGITS :]
     if not data.startswith(_HEAD):
         raise EntryDamagedError(f"its zarr.json is not that of a zcache entry of format {FORMAT}")
@@ -161,15 +185,18 @@ def parse_entry(data: bytes) -> EntryRecord:
     except EntryDamagedError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as e:
-        raise EntryDamagedError(f"its zarr.json is malformed: {type(e).__name__}: {e}") from e
+        raise EntryDamagedError(f"its zarr.json is malformed: {type(e).__name__}: {e!s:.200}") from e
 
 
 def _parse_document(document: Json) -> EntryRecord:
     own = document["attributes"]["zcache"]
     if own["format"] != FORMAT:
-        raise EntryDamagedError(f"it has format {own['format']!r}; this zcache reads format {FORMAT}")
+        raise EntryDamagedError(f"it has format {own['format']!r:.100}; this zcache reads format {FORMAT}")
     metadata = document["consolidated_metadata"]["metadata"]
     arrays = {name: _parse_array(name, described, metadata[name]) for name, described in own["arrays"].items()}
+    excess = _excess(arrays)
+    if excess:
+        raise EntryDamagedError(f"it says that it has {excess}")
     about = {k: v for k, v in own.items() if k not in _OWN}
     return EntryRecord(own["payload"], arrays, about)
 
@@ -227,7 +254,7 @@ def _array_json(record: ArrayRecord) -> Json:
 
 def _parse_array(name: str, described: Json, metadata: Json) -> ArrayRecord:
     if not is_array_name(name):
-        raise EntryDamagedError(f"it names an array {name!r}")
+        raise EntryDamagedError(f"it names an array {name!r:.100}")
     sharding = metadata["codecs"][0]["configuration"]
     blosc = sharding["codecs"][1]["configuration"]
     dtype = _DTYPES[metadata["data_type"]]
@@ -246,17 +273,31 @@ def _parse_array(name: str, described: Json, metadata: Json) -> ArrayRecord:
         raise EntryDamagedError(f"it describes the array {name!r} in a way that format {FORMAT} never does")
     if record.narrowing.code_dtype != dtype:
         raise EntryDamagedError(f"it says that the codes of {name!r} are {dtype} and {record.narrowing.code_dtype}")
-    if math.prod(grid.chunk_shape) * dtype.itemsize > MAX_CHUNK_BYTES:
+    n_chunks, chunk_nbytes = grid.n_chunks, math.prod(grid.chunk_shape) * dtype.itemsize
+    if chunk_nbytes > MAX_CHUNK_BYTES:
         raise EntryDamagedError(f"it says that {name!r} has chunks of more than {MAX_CHUNK_BYTES} bytes")
-    if record.shard_nbytes < ShardIndex.nbytes(grid.n_chunks) + SEAL_BYTES:
+    if ShardIndex.nbytes(n_chunks) + SEAL_BYTES > record.shard_nbytes:
         raise EntryDamagedError(f"the shard of {name!r} is said to be smaller than its index")
+    if record.shard_nbytes > ShardIndex.max_shard_nbytes(n_chunks, chunk_nbytes):
+        raise EntryDamagedError(f"the shard of {name!r} is said to be larger than its chunks could be")
     return record
+
+
+def _excess(arrays: Mapping[str, ArrayRecord]) -> str:
+    """Say what arrays have too much of; an empty string if nothing."""
+    nbytes = sum(
+        math.prod(a.grid.shard_shape) * max(a.dtype.itemsize, a.narrowing.dtype.itemsize) for a in arrays.values()
+    )
+    if nbytes > MAX_ITEM_BYTES:
+        return f"arrays of {nbytes} bytes, {MAX_ITEM_BYTES} at most"
+    n_chunks = sum(a.grid.n_chunks for a in arrays.values())
+    return f"arrays of {n_chunks} chunks, {MAX_CHUNKS} at most" if n_chunks > MAX_CHUNKS else ""
 
 
 def _parse_table(described: Json) -> np.ndarray | None:
     if "table" not in described:
         return None
-    dtype = np.dtype(str(described["narrowing"]["dtype"]))
+    dtype = parse_dtype(str(described["narrowing"]["dtype"]))
     if dtype.str not in CORE_DTYPES:
         raise EntryDamagedError(f"it has a look-up table of {dtype}")
     return np.frombuffer(base64.b64decode(described["table"], validate=True), dtype)
@@ -265,7 +306,7 @@ def _parse_table(described: Json) -> np.ndarray | None:
 def _extents(values: Json) -> tuple[int, ...]:
     extents = tuple(values)
     if not 1 <= len(extents) <= _MAX_AXES or not all(type(n) is int and n > 0 for n in extents):
-        raise EntryDamagedError(f"it has an array of shape {values}")
+        raise EntryDamagedError(f"it has an array of shape {values!r:.100}")
     return extents
 
 

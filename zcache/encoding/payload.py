@@ -23,7 +23,6 @@ import binascii
 import math
 import mmap
 import struct
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,8 +32,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from zcache.encoding.enums import decode_enum, encode_enum
 from zcache.encoding.names import NameAllocator
-from zcache.encoding.storable import from_storable, to_storable
+from zcache.encoding.storable import from_storable, parse_dtype, to_storable
 from zcache.errors import EntryDamagedError, UnstorableError
 
 __all__ = [
@@ -57,6 +57,8 @@ INLINE_MAX_BYTES = 4096
 
 _MAX_SAFE_INT = 2**53  # beyond it, JSON readers other than Python's round integers
 _MAX_DEPTH = 200  # deeper than any item; keeps hostile trees from exhausting the stack
+_MAX_EQUAL_HASHES = 64
+_FLOAT = struct.Struct(">d")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +158,7 @@ class Encoder:
         if codec is not None:
             return {codec.tag: self._nested(value, path, lambda v, p: codec.encode(v, self, p))}
         if isinstance(value, Enum):
-            return {"$enum": _encode_enum(value, path)}
+            return {"$enum": encode_enum(value, path)}
         raise UnstorableError(
             f"{path or 'the item'} is a {kind.__module__}.{kind.__qualname__}, which a cache entry cannot hold: "
             "store an array, a tensor, numbers, strings or containers of these instead"
@@ -209,6 +211,7 @@ class Decoder:
     def __init__(self, load: Callable[[str], np.ndarray], codecs: Iterable[LeafCodec] = ()) -> None:
         self._by_tag = {c.tag: c for c in (*_BUILTIN_CODECS, *codecs)}
         self._load = load
+        self._claimed: set[str] = set()
 
     def decode(self, node: Json) -> Any:
         """Decode a nested node."""
@@ -220,10 +223,10 @@ class Decoder:
             ((tag, body),) = node.items()
             if tag.startswith("$"):
                 if tag == "$enum":
-                    return _decode_enum(body)
+                    return decode_enum(body)
                 codec = self._by_tag.get(tag)
                 if codec is None:
-                    raise EntryDamagedError(f"the entry holds a value of the unknown type {tag!r}")
+                    raise EntryDamagedError(f"the entry holds a value of the unknown type {tag!r:.100}")
                 return codec.decode(body, self)
         return {k: self.decode(v) for k, v in node.items()}
 
@@ -231,9 +234,23 @@ class Decoder:
         """Return the array of a reference made by `Encoder.array`, writable and private to the caller."""
         shape = tuple(int(n) for n in ref["shape"])
         if "base64" in ref:
-            raw = np.frombuffer(bytearray(base64.b64decode(ref["base64"], validate=True)), np.uint8)
+            raw = np.frombuffer(bytearray(binascii.a2b_base64(ref["base64"], strict_mode=True)), np.uint8)
             return from_storable(raw, str(ref["dtype"]), shape)
-        return from_storable(self._load(str(ref["array"])), str(ref["dtype"]), shape)
+        return from_storable(self._load(self.claim(ref)), str(ref["dtype"]), shape)
+
+    def claim(self, ref: Json) -> str:
+        """Return the name of the large array of a reference, the first to it; for codecs that load it by themselves.
+
+        Raises
+        ------
+        EntryDamagedError
+            It is in another place of the item already: a small tree could ask for a large array any number of times.
+        """
+        name = str(ref["array"])
+        if name in self._claimed:
+            raise EntryDamagedError(f"the entry holds its array {name!r:.100} in more than one place")
+        self._claimed.add(name)
+        return name
 
 
 def encode_item(
@@ -291,7 +308,7 @@ def decode_item(tree: Json, load: Callable[[str], np.ndarray], codecs: Iterable[
     except EntryDamagedError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as e:
-        raise EntryDamagedError(f"the entry's payload is malformed: {type(e).__name__}: {e}") from e
+        raise EntryDamagedError(f"the entry's payload is malformed: {type(e).__name__}: {e!s:.200}") from e
 
 
 def _owns_memory(array: np.ndarray) -> bool:
@@ -309,37 +326,6 @@ def _is_plain_json(value: Any, kind: type) -> bool:
     return value is None or kind is bool or kind is str
 
 
-def _encode_enum(value: Enum, path: str) -> Json:
-    kind = type(value)
-    if value.name is None or kind.__members__.get(value.name) is not value:
-        raise UnstorableError(f"{path or 'the item'} is {value!r}, a combination of flags without a name of its own")
-    body = [kind.__module__, kind.__qualname__, value.name]
-    try:
-        found = _decode_enum(body)
-    except (EntryDamagedError, KeyError, TypeError):
-        found = None
-    if found is not value:
-        raise UnstorableError(
-            f"{path or 'the item'} is {value!r} of the enum {'.'.join(body[:2])}, which is not found again under this "
-            "name: define the enum at the top level of a module"
-        )
-    return body
-
-
-def _decode_enum(body: Json) -> Enum:
-    module_name, qualname, member = (str(part) for part in body)
-    module = sys.modules.get(module_name)
-    found: Any = vars(module) if module is not None else {}
-    for part in qualname.split("."):
-        # Through __dict__ alone: getattr could run a module's or a class's own __getattr__.
-        found = found.get(part) if isinstance(found, Mapping) else vars(found).get(part)
-    if not (isinstance(found, type) and issubclass(found, Enum)):
-        raise EntryDamagedError(
-            f"the entry holds a member of {module_name}.{qualname}, which is no enum that this process has imported"
-        )
-    return found.__members__[member]
-
-
 def _encode_bytes(value: bytes | bytearray) -> str:
     return base64.b64encode(value).decode("ascii")
 
@@ -352,11 +338,14 @@ def _decode_bytes(node: Json) -> bytes:
 
 
 def _encode_float(value: float) -> str:
-    return struct.pack(">d", value).hex()  # the bits: a NaN has a payload
+    return _FLOAT.pack(value).hex()  # the bits: a NaN has a payload
 
 
 def _decode_float(node: Json) -> float:
-    return float(struct.unpack(">d", bytes.fromhex(node))[0])
+    bits = bytes.fromhex(node)
+    if len(bits) != _FLOAT.size:
+        raise ValueError(f"{len(bits)} bytes instead of a float")
+    return float(_FLOAT.unpack(bits)[0])
 
 
 def _encode_numpy_scalar(value: np.generic, encoder: Encoder, path: str) -> Json:
@@ -366,7 +355,7 @@ def _encode_numpy_scalar(value: np.generic, encoder: Encoder, path: str) -> Json
 def _decode_numpy_type(node: Json) -> type[np.generic]:
     found = np.sctypeDict.get(str(node))
     if found is None:
-        raise EntryDamagedError(f"the entry names an unknown numpy type {node!r}")
+        raise EntryDamagedError(f"the entry names an unknown numpy type {node!r:.100}")
     return found
 
 
@@ -374,6 +363,25 @@ def _encode_dtype(value: np.dtype[Any], _encoder: Encoder, path: str) -> str:
     if value.kind in "OV":
         raise UnstorableError(f"{path} is the dtype {value}: structured and object dtypes cannot be stored")
     return value.str
+
+
+def _decode_pairs(node: Json, decoder: Decoder) -> Iterable[tuple[Any, Any]]:
+    pairs = [(decoder.decode(k), decoder.decode(v)) for k, v in node]
+    _hashed([k for k, _ in pairs])
+    return pairs
+
+
+def _hashed(members: list[Any]) -> list[Any]:
+    """Return the members of a set, or the keys of a mapping, unless they were chosen to make it slow.
+
+    Numbers hash to themselves modulo 2⁶¹ − 1, so anybody can make up any number of them that share one hash; a set of
+    a million such takes hours.
+    """
+    if len(members) > _MAX_EQUAL_HASHES:
+        hashes = np.sort(np.fromiter(map(hash, members), np.int64, len(members)))
+        if (hashes[_MAX_EQUAL_HASHES:] == hashes[:-_MAX_EQUAL_HASHES]).any():
+            raise EntryDamagedError("the entry holds a set or mapping of members that share one hash")
+    return members
 
 
 _PATHS: dict[str, type[PurePath]] = {
@@ -392,19 +400,19 @@ _BUILTIN_CODECS: tuple[LeafCodec, ...] = (
         lambda v, e, p: e.sequence(v, p),
         lambda n, d: tuple(d.decode(x) for x in n),
     ),
-    LeafCodec("$set", (set,), lambda v, e, p: e.sequence(v, p), lambda n, d: {d.decode(x) for x in n}),
+    LeafCodec("$set", (set,), lambda v, e, p: e.sequence(v, p), lambda n, d: set(_hashed([d.decode(x) for x in n]))),
     LeafCodec(
         "$frozenset",
         (frozenset,),
         lambda v, e, p: e.sequence(v, p),
-        lambda n, d: frozenset(d.decode(x) for x in n),
+        lambda n, d: frozenset(_hashed([d.decode(x) for x in n])),
     ),
-    LeafCodec("$dict", (), lambda v, e, p: e.pairs(v, p), lambda n, d: {d.decode(k): d.decode(v) for k, v in n}),
+    LeafCodec("$dict", (), lambda v, e, p: e.pairs(v, p), lambda n, d: dict(_decode_pairs(n, d))),
     LeafCodec(
         "$ordereddict",
         (OrderedDict,),
         lambda v, e, p: e.pairs(v, p),
-        lambda n, d: OrderedDict((d.decode(k), d.decode(v)) for k, v in n),
+        lambda n, d: OrderedDict(_decode_pairs(n, d)),
     ),
     LeafCodec("$int", (int,), lambda v, _e, _p: hex(v), lambda n, _d: int(n, 16)),
     LeafCodec("$float", (float,), lambda v, _e, _p: _encode_float(v), lambda n, _d: _decode_float(n)),
@@ -439,5 +447,5 @@ _BUILTIN_CODECS: tuple[LeafCodec, ...] = (
         lambda n, d: d.array(n),
     ),
     LeafCodec("$npscalar", _SCALARS, _encode_numpy_scalar, lambda n, d: d.array(n)[()]),
-    LeafCodec("$dtype", _NUMPY_DTYPES, _encode_dtype, lambda n, _d: np.dtype(str(n))),
+    LeafCodec("$dtype", _NUMPY_DTYPES, _encode_dtype, lambda n, _d: parse_dtype(str(n))),
 )

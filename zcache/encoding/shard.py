@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import google_crc32c
@@ -43,9 +44,15 @@ SEAL_BYTES = 4
 """Bytes between the last chunk and the index."""
 
 _MISSING = 2**64 - 1
+_BLOSC_VERSIONS = (2, 1)  # of the header, of the stream
+# Flags; the upper three bits hold the format of the stream.
+_SHUFFLED_BYTES, _COPIED, _SHUFFLED_BITS, _NOT_SPLIT = 1, 2, 4, 16
+_FORMATS = {"blosclz": 0, "lz4": 1, "lz4hc": 1, "zlib": 3, "zstd": 4}
+_CHECKSUM = struct.Struct("<I")
 _BLOSC_HEADER = struct.Struct("<BBBBIII")  # version, codec version, flags, typesize, nbytes, blocksize, cbytes
 _MIN_FRAME_BYTES = _BLOSC_HEADER.size + CHUNK_OVERHEAD_BYTES
 _SHUFFLES = {"noshuffle": blosc.NOSHUFFLE, "shuffle": blosc.SHUFFLE, "bitshuffle": blosc.BITSHUFFLE}
+_SHUFFLE_FLAGS = {"noshuffle": 0, "shuffle": _SHUFFLED_BYTES, "bitshuffle": _SHUFFLED_BITS}
 _CODECS = ("lz4", "lz4hc", "blosclz", "zstd", "zlib")
 _MAX_CLEVEL = 9
 _TRIAL_CHUNKS = 4
@@ -119,6 +126,11 @@ class ShardIndex:
         """Bytes of the encoded index of `n_chunks` chunks, checksum included."""
         return 16 * n_chunks + CHUNK_OVERHEAD_BYTES
 
+    @staticmethod
+    def max_shard_nbytes(n_chunks: int, chunk_nbytes: int) -> int:
+        """Bytes of the longest shard of `n_chunks` chunks: Blosc adds its header to what it cannot compress."""
+        return n_chunks * (chunk_nbytes + _MIN_FRAME_BYTES) + SEAL_BYTES + ShardIndex.nbytes(n_chunks)
+
     def encode(self) -> bytes:
         """Return the index as it stands at the end of a shard."""
         body = self.table.astype("<u8").tobytes()
@@ -149,6 +161,10 @@ class ShardIndex:
             raise EntryDamagedError("the shard index holds a chunk that is shorter than its header")
         return cls(table)
 
+    def places(self) -> list[tuple[int, int] | None]:
+        """Return (offset, bytes) of each chunk, None for one that is left out: all fill value."""
+        return [None if nbytes == _MISSING else (offset, nbytes) for offset, nbytes in self.table.tolist()]
+
     def place(self, chunk: int) -> tuple[int, int] | None:
         """Return (offset, bytes) of a chunk, or None if it is left out: all fill value."""
         offset, nbytes = self.table[chunk]
@@ -166,8 +182,8 @@ def frames(codes: np.ndarray, grid: ChunkGrid, codec: BloscCodec) -> Iterator[by
         yield data + crc32c(data).to_bytes(CHUNK_OVERHEAD_BYTES, "little")
 
 
-def decode_chunk(frame: np.ndarray, out: np.ndarray) -> None:
-    """Decode one encoded chunk after checking its checksum and its header against the output.
+def decode_chunk(frame: np.ndarray, out: np.ndarray, codec: BloscCodec | None = None) -> None:
+    """Decode one encoded chunk after checking its checksum and its header.
 
     Parameters
     ----------
@@ -175,24 +191,44 @@ def decode_chunk(frame: np.ndarray, out: np.ndarray) -> None:
         uint8: the encoded chunk with its checksum.
     out : numpy.ndarray
         C-contiguous array of the chunk's stored dtype and full shape; overwritten.
+    codec : BloscCodec, optional
+        What the chunk is said to be compressed with; if left out, any compressor will do.
 
     Raises
     ------
     EntryDamagedError
-        The checksum or a size does not fit; nothing is decoded then.
+        The checksum or the header does not fit; nothing is decoded then. Or the stream cannot be decoded.
     """
     if frame.size < _MIN_FRAME_BYTES:
         raise EntryDamagedError("a chunk is shorter than its header")
     data = frame[:-CHUNK_OVERHEAD_BYTES]
-    if crc32c(data) != int.from_bytes(frame[-CHUNK_OVERHEAD_BYTES:].tobytes(), "little"):
+    if (google_crc32c.value(data),) != _CHECKSUM.unpack_from(frame.data, data.size):
         raise EntryDamagedError("a chunk does not match its checksum")
-    _, _, _, typesize, nbytes, _, cbytes = _BLOSC_HEADER.unpack(data[: _BLOSC_HEADER.size].tobytes())
-    if nbytes != out.nbytes or cbytes != data.nbytes or typesize != out.itemsize:
-        raise EntryDamagedError(f"a chunk's header says {nbytes} bytes of items of {typesize}, not {out.nbytes}")
+    _check_header(data, out, codec)
     try:
         blosc.decompress(data, out)
     except (RuntimeError, ValueError) as e:
         raise EntryDamagedError(f"a chunk cannot be decompressed: {e}") from e
+
+
+def _check_header(data: np.ndarray, out: np.ndarray, codec: BloscCodec | None) -> None:
+    """Check everything that a Blosc header says, so that the decoder, written in C, sees no other."""
+    version, stream_version, flags, typesize, nbytes, blocksize, cbytes = _BLOSC_HEADER.unpack_from(data.data)
+    if nbytes != out.nbytes or cbytes != data.nbytes or typesize != out.itemsize:
+        raise EntryDamagedError(f"a chunk's header says {nbytes} bytes of items of {typesize}, not {out.nbytes}")
+    if (version, stream_version) != _BLOSC_VERSIONS or not 1 <= blocksize <= nbytes:
+        raise EntryDamagedError(f"a chunk's header says Blosc {version}, {stream_version} with blocks of {blocksize}")
+    if flags not in _possible_flags(codec):
+        raise EntryDamagedError(f"a chunk's header says another compressor or shuffle: flags {flags:#x}")
+
+
+@cache
+def _possible_flags(codec: BloscCodec | None) -> frozenset[int]:
+    """Return the flags that the header of a chunk may have; its level does not show there."""
+    formats = _FORMATS.values() if codec is None else [_FORMATS[codec.cname]]
+    shuffles = _SHUFFLE_FLAGS.values() if codec is None else [0, _SHUFFLE_FLAGS[codec.shuffle]]
+    others = (0, _COPIED, _NOT_SPLIT, _COPIED | _NOT_SPLIT)
+    return frozenset(f << 5 | s | o for f in formats for s in shuffles for o in others)
 
 
 def choose_shuffle(codes: np.ndarray, grid: ChunkGrid, cname: str, clevel: int) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from zcache.errors import EntryDamagedError, UnstorableError
 
-__all__ = ["CORE_DTYPES", "from_storable", "to_storable"]
+__all__ = ["CORE_DTYPES", "from_storable", "parse_dtype", "to_storable"]
 
 CORE_DTYPES = frozenset(
     np.dtype(t).newbyteorder("<").str
@@ -17,6 +20,9 @@ CORE_DTYPES = frozenset(
 """The data types of Zarr v3's core that every reader knows, as little-endian numpy type strings."""
 
 _FIXED_KINDS = "biufcSUMm"  # kinds with fixed bits; dtypes outside CORE_DTYPES are kept as raw bytes
+# What `dtype.str` gives. Numpy reads much more, lists of fields of any length with it, which it has Python parse.
+_DTYPE = re.compile(r"[<>|][A-Za-z?][0-9]{0,10}(\[[0-9A-Za-z/]{1,30}\])?")
+_MAX_EMPTY_STRINGS = 1 << 20
 
 
 def to_storable(array: np.ndarray, path: str = "") -> np.ndarray:
@@ -70,19 +76,42 @@ def from_storable(stored: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.
     EntryDamagedError
         The dtype is none that `to_storable` takes, or the sizes do not fit.
     """
-    try:
-        original = np.dtype(dtype)
-    except (TypeError, ValueError) as e:
-        raise EntryDamagedError(f"the entry names an unknown dtype {dtype!r}") from e
-    if original.kind not in _FIXED_KINDS:
-        raise EntryDamagedError(f"the entry names the dtype {dtype!r}, which no entry may hold")
-    little = original.newbyteorder("<")
-    core = little.str in CORE_DTYPES
+    original, swapped = _original(dtype)
     if any(n < 0 for n in shape) or math.prod(shape) * original.itemsize != stored.nbytes:
         raise EntryDamagedError(f"the entry holds {stored.nbytes} bytes for an array {shape} of {dtype}")
     if original.itemsize == 0 or stored.nbytes == 0:
+        # Numpy makes one character of none: memory for strings that take none on disk.
+        if math.prod(shape) > _MAX_EMPTY_STRINGS:
+            raise EntryDamagedError(f"the entry holds {math.prod(shape)} empty strings")
         return np.zeros(shape, original)
     flat = stored.reshape(-1).view(np.uint8)
-    if core and original.str != little.str:
-        flat = flat.view(little).byteswap()
+    if swapped is not None:
+        flat = flat.view(swapped).byteswap()
     return flat.view(original).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _original(text: str) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
+    """Return the dtype of a ``dtype.str``, and the one of the stored bits if the bytes of these have to be swapped."""
+    original = parse_dtype(text)
+    little = original.newbyteorder("<")
+    return original, little if little.str in CORE_DTYPES and original.str != little.str else None
+
+
+def parse_dtype(text: str) -> np.dtype[Any]:
+    """Return the dtype of a ``dtype.str`` from disk.
+
+    Raises
+    ------
+    EntryDamagedError
+        It names none, or none that `to_storable` takes.
+    """
+    if _DTYPE.fullmatch(text) is None:
+        raise EntryDamagedError(f"the entry names an unknown dtype {text!r:.100}")
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, ValueError) as e:
+        raise EntryDamagedError(f"the entry names an unknown dtype {text!r}") from e
+    if dtype.kind not in _FIXED_KINDS:
+        raise EntryDamagedError(f"the entry names the dtype {text!r}, which no entry may hold")
+    return dtype
