@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -188,7 +189,7 @@ def measure_array(
         for number, variant in enumerate(chosen):
             path = folder / f"{number}.shard"
             record, taken = store(codes, variant, path)
-            shards.append(Shard(str(path), record))
+            shards.append(Shard(os.open(path, os.O_RDONLY), record))
             opened.callback(shards[-1].close)
             if not np.array_equal(shards[-1].read().view(np.uint8), codes.view(np.uint8)):
                 raise AssertionError(f"{title}, {variant}: what is read is not what was stored")

@@ -9,6 +9,7 @@ and float32 for the windowed one.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -166,7 +167,7 @@ def open_zcache(form: Form, path: Path) -> Iterator[Read]:
 @contextmanager
 def open_shard(form: Form, path: Path) -> Iterator[Read]:
     """Read the entry's one file without the cache around it."""
-    shard = Shard(str(_entry(path) / NAME / shard_path(form.values.ndim)), _record(path))
+    shard = Shard(os.open(_entry(path) / NAME / shard_path(form.values.ndim), os.O_RDONLY), _record(path))
     try:
         yield shard.read
     finally:

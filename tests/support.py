@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 import zcache.cache
-from zcache.encoding.layout import EntryRecord, parse_entry
+from zcache.encoding.layout import ArrayRecord, EntryRecord, parse_entry, shard_path
 from zcache.encoding.payload import ArrayLeaf, EncodedItem
-from zcache.storage.reader import read_array
+from zcache.storage import files
+from zcache.storage.reader import Shard
 from zcache.storage.store import Store
 from zcache.storage.writer import WriteSettings, Written, write_entry
 
@@ -54,7 +55,20 @@ def record_of(store: Store, name: str) -> EntryRecord:
 
 def read(store: Store, name: str, array: str, region=None) -> np.ndarray:
     record = record_of(store, name).arrays[array]
-    return read_array(store.shard(name, array, len(record.grid.shape)), record, region)
+    return read_array(shard_file(store, name, array, len(record.grid.shape)), record, region)
+
+
+def shard_file(store: Store, name: str, array: str, ndim: int) -> Path:
+    return store.entry_path(name) / array / shard_path(ndim)
+
+
+def read_array(path: Path, record: ArrayRecord, region=None) -> np.ndarray:
+    """Open one array, read a region of it, close it."""
+    shard = Shard(os.open(path, os.O_RDONLY), record)
+    try:
+        return shard.read(region)
+    finally:
+        shard.close()
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -133,6 +147,39 @@ def gated(monkeypatch) -> Iterator[Gate]:
             gate.open.set()
 
 
+class SystemCalls:
+    """The system calls of a store, one by one: counted, and each may be meddled with.
+
+    Parameters
+    ----------
+    meddle : callable
+        ``meddle(n, name, real, args, kwargs)`` stands in for the n-th call.
+    """
+
+    NAMES = frozenset(
+        ("open", "close", "pread", "write", "fsync", "fstat", "stat", "lstat", "mkdir", "rename", "scandir")
+    )
+
+    def __init__(self, monkeypatch, meddle) -> None:
+        self.calls: list[str] = []
+        self._meddle = meddle
+        self._lock = threading.Lock()
+        monkeypatch.setattr(files, "os", self)
+
+    def __getattr__(self, name):
+        real = getattr(os, name)
+        if name not in self.NAMES:
+            return real
+
+        def call(*args, **kwargs):
+            with self._lock:
+                self.calls.append(name)
+                n = len(self.calls)
+            return self._meddle(n, name, real, args, kwargs)
+
+        return call
+
+
 class BrokenDisk:
     """Refuses the n-th change of the file system, or all from the n-th on: mkdir, open, write, close and rename."""
 
@@ -141,24 +188,22 @@ class BrokenDisk:
         self.broken = False
         self._error, self._n, self._lasting = error, n, lasting
         self._lock = threading.Lock()
-        for name in ("mkdir", "rename", "replace"):
-            monkeypatch.setattr(os, name, self._refusing(getattr(os, name)))
-        real_open = Path.open
+        self._written: set[int] = set()
+        SystemCalls(monkeypatch, self._meddled)
 
-        def opened(path, mode="r", *args, **kwargs):
-            if "w" not in mode:
-                return real_open(path, mode, *args, **kwargs)
+    def _meddled(self, _n, name, real, args, kwargs):
+        creates = name == "open" and args[1] & os.O_CREAT
+        if name == "close" and args[0] in self._written:
+            self._written.discard(args[0])
+            real(*args)
+            self._step()  # network file systems say only now that the disk is full
+            return None
+        if creates or name in ("mkdir", "rename", "write"):
             self._step()
-            return _RefusingFile(real_open(path, mode, *args, **kwargs), self._step)
-
-        monkeypatch.setattr(Path, "open", opened)
-
-    def _refusing(self, real):
-        def call(*args, **kwargs):
-            self._step()
-            return real(*args, **kwargs)
-
-        return call
+        result = real(*args, **kwargs)
+        if creates:
+            self._written.add(result)
+        return result
 
     def _step(self) -> None:
         with self._lock:
@@ -167,20 +212,3 @@ class BrokenDisk:
         if refuse:
             self.broken = True
             raise OSError(self._error, os.strerror(self._error))
-
-
-class _RefusingFile:
-    def __init__(self, file, step) -> None:
-        self._file, self._step = file, step
-
-    def write(self, data):
-        self._step()
-        return self._file.write(data)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._file.close()
-        if error[0] is None:
-            self._step()  # what is buffered meets the full disk when the file is closed

@@ -42,6 +42,8 @@ _log = logging.getLogger("zcache")
 
 _HINT_MIN_BYTES: Final = 1024 * 1024
 _INDEX_BYTES_PER_VOXEL: Final = 6  # a label of one byte, an image of four, the bits
+# Something else bears the name: a link, a directory, a socket or a device.
+_FOREIGN: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -75,6 +77,9 @@ class Cache:
     read_threads : int
         Threads that decode the chunks of one read together, at most as many as this process has CPUs. For reading in
         the main process; a DataLoader's workers, which read side by side, use one each whatever is said here.
+    durability : "rename" or "fsync"
+        ``"rename"``: an entry is published at once; a power failure soon after may lose or damage it, which is noticed,
+        and it is computed anew. ``"fsync"``: its files are on the disk before it is published, which takes longer.
     leaf_codecs : iterable of LeafCodec
         Types beyond Python's and numpy's that items may hold.
 
@@ -106,6 +111,7 @@ class Cache:
         on_error: Literal["warn", "raise"] = "warn",
         read_only: bool = False,
         read_threads: int = 1,
+        durability: Literal["rename", "fsync"] = "rename",
         leaf_codecs: Iterable[LeafCodec] = (),
     ) -> None:
         if on_error not in ("warn", "raise"):
@@ -113,8 +119,16 @@ class Cache:
         for name, threads in (("writers", writers), ("read_threads", read_threads)):
             if type(threads) is not int or threads < 1:
                 raise CacheConfigError(f"{name}={threads!r} is not a positive integer")
+        if durability not in ("rename", "fsync"):
+            raise CacheConfigError(f"durability={durability!r} is neither 'rename' nor 'fsync'")
         checked = BloscCodec(codec, clevel)
-        self._settings = WriteSettings(checked.cname, checked.clevel, parse_chunks(chunks), Precision.parse(precision))
+        self._settings = WriteSettings(
+            checked.cname,
+            checked.clevel,
+            parse_chunks(chunks),
+            Precision.parse(precision),
+            durable=durability == "fsync",
+        )
         self._store = Store(cache_dir)
         self._writers = writers
         self._read_threads = read_threads
@@ -373,7 +387,7 @@ class Cache:
             self._counters.add(damaged=1)
             self._troubles.note("damaged", f"the entry {path} is damaged and is recomputed", error)
             return
-        if getattr(error, "errno", 0) in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):  # something else bears the name
+        if getattr(error, "errno", 0) in _FOREIGN:
             self._mark_damaged(key)
         self._counters.add(read_errors=1)
         self._troubles.note("read_errors", f"the entry {path} cannot be read and is recomputed", error)

@@ -14,6 +14,7 @@ import zarr
 from tests.strategies import CORE, random_array
 from tests.support import (
     BrokenDisk,
+    SystemCalls,
     ct_like,
     files_under,
     key,
@@ -21,6 +22,7 @@ from tests.support import (
     read,
     record_of,
     same_bits,
+    shard_file,
     staging_left,
     write,
 )
@@ -89,7 +91,7 @@ def test_case_27_every_stored_chunk_says_its_item_size(tmp_path):
     }
     write(store, key(1), arrays)
     for name, record in record_of(store, key(1)).arrays.items():
-        data = Path(store.shard(key(1), name, len(record.grid.shape))).read_bytes()
+        data = shard_file(store, key(1), name, len(record.grid.shape)).read_bytes()
         n = record.grid.n_chunks
         index = ShardIndex.decode(data[-ShardIndex.nbytes(n) :], n, len(data))
         places = [index.place(i) for i in range(n)]
@@ -237,3 +239,52 @@ def test_case_18_a_write_refused_at_any_step_publishes_nothing(tmp_path, monkeyp
             break
     assert not disk.broken
     assert steps >= 12  # directories, documents, shards, renames
+
+
+def steps_of(monkeypatch, store, **how):
+    """Return the system calls of one write, those on directories and files by their last name."""
+    names: dict[int, str] = {}
+    steps = []
+
+    def meddle(_n, name, real, args, kwargs):
+        result = real(*args, **kwargs)
+        if name == "open":
+            names[result] = Path(args[0]).name
+        if name in ("fsync", "write"):
+            steps.append(f"{name} {names[args[0]]}")
+        elif name == "rename":
+            steps.append(f"rename {Path(args[1]).name}")
+        return result
+
+    with monkeypatch.context() as m:
+        SystemCalls(m, meddle)
+        write(store, key(1), {"x": ct_like()}, WriteSettings(**how))
+    return steps
+
+
+def test_durability_by_fsync_has_every_byte_and_name_on_the_disk_before_the_next_step(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    write(store, key(0), {"x": ct_like()})  # directories and the store's own document are there
+    staged = str(store._staged + 1)
+    assert steps_of(monkeypatch, store, durable=True) == [
+        "write 0",
+        "fsync 0",
+        "write zarr.json",
+        "fsync zarr.json",
+        "fsync 0",
+        "fsync 0",
+        "fsync 0",
+        "fsync c",
+        "fsync x",
+        "write zarr.json",
+        "fsync zarr.json",
+        f"fsync {staged}",
+        f"rename {key(1)}",
+        "fsync cache.zarr",
+    ]
+
+
+def test_durability_by_rename_waits_for_no_disk(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    write(store, key(0), {"x": ct_like()})
+    assert steps_of(monkeypatch, store) == ["write 0", "write zarr.json", "write zarr.json", f"rename {key(1)}"]

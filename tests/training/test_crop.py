@@ -34,7 +34,7 @@ from monai.transforms import (
 from tests.strategies import assert_same
 from zcache import CacheNTransDataset, PersistentDataset
 from zcache.errors import EntryDamagedError
-from zcache.storage import reader
+from zcache.storage import files, reader
 from zcache.training.crop import WholeItem, find_crop
 
 KEYS = ["image", "label"]
@@ -312,8 +312,8 @@ def test_case_26_bytes_read_are_those_of_the_chunks_that_overlap(tmp_path, monke
     item = {"image": MetaTensor(torch.as_tensor(rng.normal(size=(1, 96, 96, 96)).astype("f4")))}
     crop = RandSpatialCropd(["image"], (20, 20, 20), random_size=False)
     read = []
-    pread = reader._pread
-    monkeypatch.setattr(reader, "_pread", lambda fd, a, b: read.append(b - a) or pread(fd, a, b))
+    pread = files.read_exactly
+    monkeypatch.setattr(files, "read_exactly", lambda fd, a, b: read.append(b - a) or pread(fd, a, b))
     with PersistentDataset([item], Compose([EnsureTyped("image"), crop]), tmp_path, chunks=(16, 16, 16)) as ds:
         ds[0]
         ds.flush()

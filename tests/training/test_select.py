@@ -29,7 +29,7 @@ from tests.training.test_crop import drawn, make_item, on_and_off
 from zcache import PersistentDataset
 from zcache.cache import Cache
 from zcache.encoding.payload import encode_item
-from zcache.storage import reader
+from zcache.storage import files
 from zcache.storage.voxels import open_sets
 from zcache.training.leaves import torch_leaf_codecs
 from zcache.training.select import voxel_query
@@ -230,13 +230,13 @@ def test_case_26_a_centre_is_chosen_from_a_few_kilobytes(tmp_path, monkeypatch):
         ds[0]
         (bits,) = tmp_path.glob("cache.zarr/*/voxels-*/bits/c/0/0")
         read = {}
-        pread = reader._pread
+        pread = files.read_exactly
         monkeypatch.setattr(
-            reader,
-            "_pread",
+            files,
+            "read_exactly",
             lambda fd, a, b: read.__setitem__(fd, read.get(fd, 0) + b - a) or pread(fd, a, b),
         )
-        (fd,) = [s._fd for k, s in ds._cache._entries._shards._values.items() if k[2] == "bits"]
+        (fd,) = [s._fd for k, (s, _) in ds._cache._entries._shards._values.items() if k[2] == "bits"]
         ds[0]
         assert ds.stats.pushed_down == 2
     assert bits.stat().st_size > 256 * 1024

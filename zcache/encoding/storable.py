@@ -22,6 +22,7 @@ CORE_DTYPES = frozenset(
 _FIXED_KINDS = "biufcSUMm"  # kinds with fixed bits; dtypes outside CORE_DTYPES are kept as raw bytes
 # What `dtype.str` gives. Numpy reads much more, lists of fields of any length with it, which it has Python parse.
 _DTYPE = re.compile(r"[<>|][A-Za-z?][0-9]{0,10}(\[[0-9A-Za-z/]{1,30}\])?")
+_MAX_CODE_POINT = 0x10FFFF
 _MAX_EMPTY_STRINGS = 1 << 20
 
 
@@ -41,7 +42,7 @@ def to_storable(array: np.ndarray, path: str = "") -> np.ndarray:
     Raises
     ------
     UnstorableError
-        A structured or object dtype.
+        A structured or object dtype, or strings of what are no characters.
     """
     if array.dtype.kind not in _FIXED_KINDS:
         what = "a structured array" if array.dtype.names else f"an array of dtype {array.dtype}"
@@ -49,6 +50,8 @@ def to_storable(array: np.ndarray, path: str = "") -> np.ndarray:
             f"{path or 'the item'} is {what}, which a cache entry cannot hold: store its fields, or numbers, "
             "as arrays of their own"
         )
+    if not _is_text(array):
+        raise UnstorableError(f"{path or 'the item'} is an array of {array.dtype} that holds no characters of Unicode")
     little = array.dtype.newbyteorder("<")
     if little.str in CORE_DTYPES:
         # Bytes are swapped as integers would be: a conversion of floats might quieten a signalling NaN.
@@ -87,7 +90,18 @@ def from_storable(stored: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.
     flat = stored.reshape(-1).view(np.uint8)
     if swapped is not None:
         flat = flat.view(swapped).byteswap()
-    return flat.view(original).reshape(shape)
+    array = flat.view(original).reshape(shape)
+    if not _is_text(array):
+        raise EntryDamagedError(f"the entry holds an array of {dtype} that holds no characters of Unicode")
+    return array
+
+
+def _is_text(array: np.ndarray) -> bool:
+    """Whether every code point of an array of strings is one: of another, Python makes no string. True for others."""
+    if array.dtype.kind != "U" or not array.nbytes:
+        return True
+    points = np.ascontiguousarray(array).reshape(-1).view(array.dtype.str[0] + "u4")
+    return int(points.max()) <= _MAX_CODE_POINT
 
 
 @lru_cache(maxsize=64)

@@ -21,6 +21,7 @@ from zcache.storage.threads import ReadThreads
 __all__ = ["Entry", "OpenEntries", "StoredEntry", "child_name"]
 
 _MAX_DOCUMENTS = 256
+_MAX_DOCUMENT_BYTES = 8 * 1024 * 1024  # parsed, JSON takes several times its bytes
 _MAX_SHARDS = 64  # file descriptors: far below the 256 that some systems allow
 
 K = TypeVar("K")
@@ -141,8 +142,8 @@ class OpenEntries:
     def __init__(self, store: Store, threads: ReadThreads) -> None:
         self._store = store
         self._threads = threads
-        self._documents: _Recent[tuple[str, str], EntryRecord] = _Recent(_MAX_DOCUMENTS)
-        self._shards: _Recent[tuple[str, str, str], Shard] = _Recent(_MAX_SHARDS)
+        self._documents: _Recent[tuple[str, str], EntryRecord] = _Recent(_MAX_DOCUMENTS, _MAX_DOCUMENT_BYTES)
+        self._shards: _Recent[tuple[str, str, str], Shard] = _Recent(_MAX_SHARDS, _MAX_SHARDS)
 
     def open(self, key: str) -> tuple[StoredEntry, bool]:
         """Open an entry.
@@ -173,8 +174,9 @@ class OpenEntries:
     def _open(self, key: str, child: str) -> StoredEntry:
         record = self._documents.get((key, child))
         if record is None:
-            record = parse_entry(self._store.read_document(key, child))
-            self._documents.put((key, child), record)
+            data = self._store.read_document(key, child)
+            record = parse_entry(data)
+            self._documents.put((key, child), record, len(data))
         return StoredEntry(
             record, lambda name, array: self._shard(key, child, name, array), lambda name: self._open(key, name)
         )
@@ -182,8 +184,9 @@ class OpenEntries:
     def _shard(self, key: str, child: str, name: str, array: ArrayRecord) -> Shard:
         shard = self._shards.get((key, child, name))
         if shard is None or shard.record is not array:
-            shard = Shard(self._store.shard(key, name, len(array.grid.shape), child), array, self._threads)
-            self._shards.put((key, child, name), shard)
+            fd = self._store.open_shard(key, name, len(array.grid.shape), child)
+            shard = Shard(fd, array, self._threads)
+            self._shards.put((key, child, name), shard, 1)
         return shard
 
 
@@ -205,26 +208,30 @@ def child_name(what: Json, arrays: Sequence[ArrayRecord]) -> str:
 class _Recent(Generic[K, V]):
     """A mapping of bounded size that gives up what was not used for longest."""
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int, max_weight: int) -> None:
         self._max_size = max_size
+        self._max_weight = max_weight
         self._lock = threading.Lock()
-        self._values: OrderedDict[K, V] = OrderedDict()
+        self._weight = 0
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
         with self._lock:
-            value = self._values.get(key)
-            if value is not None:
-                self._values.move_to_end(key)
-            return value
-
-    def put(self, key: K, value: V) -> None:
-        with self._lock:
-            self._values[key] = value
+            found = self._values.get(key)
+            if found is None:
+                return None
             self._values.move_to_end(key)
-            if len(self._values) > self._max_size:
-                self._values.popitem(last=False)
+            return found[0]
+
+    def put(self, key: K, value: V, weight: int) -> None:
+        with self._lock:
+            _, before = self._values.pop(key, (None, 0))
+            self._values[key] = value, weight
+            self._weight += weight - before
+            while len(self._values) > self._max_size or (self._weight > self._max_weight and len(self._values) > 1):
+                self._weight -= self._values.popitem(last=False)[1][1]
 
     def drop(self, matches: Callable[[K], bool]) -> None:
         with self._lock:
             for key in [k for k in self._values if matches(k)]:
-                del self._values[key]
+                self._weight -= self._values.pop(key)[1]

@@ -6,7 +6,6 @@ oracle in the tests.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
@@ -17,10 +16,11 @@ from zcache.encoding.layout import ArrayRecord
 from zcache.encoding.narrowing import restore
 from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, SEAL_BYTES, ShardIndex, decode_chunk
 from zcache.errors import EntryDamagedError
+from zcache.storage import files
 from zcache.storage.plan import Place, Slab, coalesce, plan_slabs
 from zcache.storage.threads import ReadThreads
 
-__all__ = ["Shard", "read_array"]
+__all__ = ["Shard"]
 
 _SLAB_BYTES = 3 * 512 * 1024  # codes that stay in the processor's cache until they are restored in one go
 
@@ -33,8 +33,8 @@ class Shard:
 
     Parameters
     ----------
-    path : str
-        The file.
+    fd : int
+        The file, opened; closed with the shard.
     record : ArrayRecord
         What the entry's document says of the array.
     threads : ReadThreads, optional
@@ -48,10 +48,10 @@ class Shard:
         The file cannot be read.
     """
 
-    def __init__(self, path: str, record: ArrayRecord, threads: ReadThreads | None = None) -> None:
+    def __init__(self, fd: int, record: ArrayRecord, threads: ReadThreads | None = None) -> None:
         self.record = record
         self._threads = threads or ReadThreads()
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = fd
         try:
             self._places = _read_index(self._fd, record).places()
         except BaseException:
@@ -154,27 +154,18 @@ class Shard:
     def close(self) -> None:
         """Close the file."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            files.close(fd)
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             self.close()
 
 
-def read_array(path: str, record: ArrayRecord, region: Region | None = None) -> np.ndarray:
-    """Open an array, read a region of it and close it; see `Shard`."""
-    shard = Shard(path, record)
-    try:
-        return shard.read(region)
-    finally:
-        shard.close()
-
-
 def _frames(fd: int, places: Sequence[Place]) -> Iterator[tuple[ChunkRead, np.ndarray]]:
     """Read chunks, neighbours together; yield each with its encoded bytes, in the order of the file."""
     for range_read in coalesce(places):
-        data = np.frombuffer(_pread(fd, range_read.start, range_read.stop), np.uint8)
+        data = np.frombuffer(files.read_exactly(fd, range_read.start, range_read.stop), np.uint8)
         for read, offset, nbytes in range_read.places:
             first = offset - range_read.start
             yield read, data[first : first + nbytes]
@@ -196,24 +187,13 @@ def _opaque(nbytes: int) -> np.dtype[np.void]:
 
 def _read_index(fd: int, record: ArrayRecord) -> ShardIndex:
     """Read the index at the end of a shard, checked against the entry's document."""
-    size = os.fstat(fd).st_size
+    size = files.file_size(fd)
     if size != record.shard_nbytes:
         raise EntryDamagedError(f"a shard has {size} bytes instead of {record.shard_nbytes}")
     n_chunks = record.grid.n_chunks
-    tail = _pread(fd, size - ShardIndex.nbytes(n_chunks) - SEAL_BYTES, size)
+    tail = files.read_exactly(fd, size - ShardIndex.nbytes(n_chunks) - SEAL_BYTES, size)
     seal, index = tail[:SEAL_BYTES], tail[SEAL_BYTES:]
     found = int.from_bytes(seal, "little"), int.from_bytes(index[-CHUNK_OVERHEAD_BYTES:], "little")
     if found != (record.seal, record.index_crc32c):
         raise EntryDamagedError("a shard is not the one that the entry was published with")
     return ShardIndex.decode(index, n_chunks, size)
-
-
-def _pread(fd: int, start: int, stop: int) -> bytes:
-    """Read exactly one byte range; a file that ends early is damage."""
-    data = os.pread(fd, stop - start, start)
-    while len(data) < stop - start:
-        more = os.pread(fd, stop - start - len(data), start + len(data))
-        if not more:
-            raise EntryDamagedError(f"a shard ends at byte {start + len(data)}, before byte {stop}")
-        data += more
-    return data

@@ -1,8 +1,10 @@
 """Directories of a store: where entries lie, how one is built aside and published by one rename.
 
 Durability contract: an entry is absent or whole. It is built in ``staging/`` on the same file system and gets its
-final name by one ``rename(2)``; nothing is ever changed in place. Correctness needs exclusive ``mkdir`` and
-``rename`` only: no locks, no links, no ``O_APPEND``.
+final name by one ``rename(2)``; nothing is ever changed in place. After a power failure an entry that was published
+shortly before may be missing, or lack bytes that never reached the disk: its checksums tell, and it counts as absent.
+On request its files are on the disk before it gets its name, and the name before `publish` returns. Correctness needs
+exclusive ``mkdir`` and ``rename`` only: no locks, no links, no ``O_APPEND``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import socket
 import threading
 import time
@@ -21,14 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zcache.encoding.layout import DOCUMENT, root_document, shard_path
+from zcache.encoding.layout import DOCUMENT, MAX_DOCUMENT_BYTES, root_document, shard_path
 from zcache.encoding.names import is_array_name
-from zcache.errors import CacheConfigError
+from zcache.errors import CacheConfigError, EntryDamagedError
+from zcache.storage import files
 
 __all__ = ["Store", "sweep_staging"]
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _OWNER = "owner.json"
+_MAX_OWNER_BYTES = 4096
 _FOREIGN_STALE_S = 24 * 3600.0
 
 
@@ -51,7 +54,7 @@ class Store:
     def __init__(self, cache_dir: str | os.PathLike[str]) -> None:
         self.cache_dir = Path(cache_dir)
         with contextlib.suppress(OSError):  # out of reach: every read will be a miss, every write a counted failure
-            if self.cache_dir.exists() and not self.cache_dir.is_dir():
+            if files.exists(self.cache_dir) and not files.is_directory(self.cache_dir):
                 raise CacheConfigError(f"cache_dir must be a directory, but {self.cache_dir} is a file")
         self._reset()
 
@@ -88,11 +91,8 @@ class Store:
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of the published entries, in no particular order."""
-        try:
-            with os.scandir(self.root) as found:
-                yield from (e.name for e in found if _KEY.fullmatch(e.name))
-        except FileNotFoundError:
-            return
+        with contextlib.suppress(FileNotFoundError):
+            yield from (name for name, _ in files.list_directory(self.root) if _KEY.fullmatch(name))
 
     def group_path(self, key: str, child: str = "") -> Path:
         """Directory of an entry, or of a group that was added to it.
@@ -114,17 +114,32 @@ class Store:
         ------
         FileNotFoundError
             There is no such entry or group.
+        EntryDamagedError
+            It is no regular file, or far too large.
         OSError
             It cannot be read.
         """
-        with open(self.group_path(key, child) / DOCUMENT, "rb", buffering=0) as f:  # noqa: PTH123 - on the hot path
-            return f.read()
+        return files.read_below(self.root, [*self._parts(key, child), DOCUMENT], MAX_DOCUMENT_BYTES)
 
-    def shard(self, key: str, name: str, ndim: int, child: str = "") -> str:
-        """Path of the shard of an array of an entry, or of a group that was added to it."""
+    def open_shard(self, key: str, name: str, ndim: int, child: str = "") -> int:
+        """Open the shard of an array of an entry, or of a group that was added to it; return the file descriptor.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such shard.
+        EntryDamagedError
+            It is no regular file.
+        OSError
+            It cannot be opened.
+        """
         if not is_array_name(name):
             raise ValueError(f"{name!r} is not the name of an array")
-        return f"{self.group_path(key, child)}/{name}/{shard_path(ndim)}"
+        return files.open_below(self.root, [*self._parts(key, child), name, *shard_path(ndim).split("/")])
+
+    def _parts(self, key: str, child: str) -> list[str]:
+        self.group_path(key, child)
+        return [key, child] if child else [key]
 
     @contextlib.contextmanager
     def staged(self) -> Iterator[Path]:
@@ -139,11 +154,11 @@ class Store:
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            files.remove_tree(path)
             with self._lock:
                 self._in_use -= 1
 
-    def publish(self, staged: Path, key: str, *, replace: bool = False) -> bool:
+    def publish(self, staged: Path, key: str, *, replace: bool = False, durable: bool = False) -> bool:
         """Give a finished directory its final name.
 
         Parameters
@@ -154,6 +169,8 @@ class Store:
             Name of the entry.
         replace : bool
             Put it in the place of an entry that is there. Otherwise the first one stays.
+        durable : bool
+            Have the name on the disk before this returns.
 
         Returns
         -------
@@ -166,15 +183,25 @@ class Store:
             The rename is refused for another reason.
         """
         final = self.entry_path(key)
-        if self._rename(staged, final):
-            return True
-        # What has no document is no entry, and no reader could tell that it is in the way.
-        if not replace and (final / DOCUMENT).exists():
-            return False
-        self._discard(final)
-        return self._rename(staged, final)  # if another process was faster, its entry is as new as this one
+        published = self._rename(staged, final)
+        if not published and (replace or not self._is_entry(final)):
+            self._discard(final)
+            published = self._rename(staged, final)  # if another process was faster, its entry is as new as this one
+        if published and durable:
+            files.sync_directory(self.root)
+        return published
 
-    def publish_child(self, staged: Path, key: str, child: str) -> bool:
+    @staticmethod
+    def _is_entry(final: Path) -> bool:
+        """Whether what bears the name of an entry has a document; without one, it is none to any reader."""
+        try:
+            return not files.is_link(final) and any(name == DOCUMENT for name, _ in files.list_directory(final))
+        except NotADirectoryError:
+            return False
+        except FileNotFoundError:  # a client of NFS may not see yet what rename(2), which asked the server, met
+            return True
+
+    def publish_child(self, staged: Path, key: str, child: str, *, durable: bool = False) -> bool:
         """Add a finished group to a published entry, of which nothing else changes; the first of a name stays.
 
         Returns
@@ -188,14 +215,19 @@ class Store:
             The rename is refused for another reason.
         """
         try:
-            return self._rename(staged, self.group_path(key, child))
-        except FileNotFoundError:
+            published = self._rename(staged, self.group_path(key, child))
+        except OSError as e:
+            if e.errno not in (errno.ENOENT, errno.ESTALE):  # the entry has been removed or replaced
+                raise
             return False
+        if published and durable:
+            files.sync_directory(self.entry_path(key))
+        return published
 
     @staticmethod
     def _rename(staged: Path, final: Path) -> bool:
         try:
-            os.rename(staged, final)  # noqa: PTH104 - rename(2), by its name
+            files.rename(staged, final)
         except OSError as e:
             # ENOTEMPTY on Linux and NFS, EEXIST on others; ENOTDIR: a foreign file bears the name.
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -208,15 +240,15 @@ class Store:
         self._notice_fork()
         with self._lock:
             if self._staging is not None and not self._in_use:
-                shutil.rmtree(self._staging, ignore_errors=True)
+                files.remove_tree(self._staging)
                 self._staging = None
 
     def _discard(self, final: Path) -> None:
         """Take a published entry out of sight in one step, then remove it."""
         away = self._new_staged()
         with contextlib.suppress(FileNotFoundError):  # another process was faster
-            os.rename(final, away / "old")  # noqa: PTH104
-        shutil.rmtree(away, ignore_errors=True)
+            files.rename(final, away / "old")
+        files.remove_tree(away)
 
     def _notice_fork(self) -> None:
         if self._pid != os.getpid():  # before the lock is touched: a thread of the parent may have held it
@@ -225,30 +257,30 @@ class Store:
     def _new_staged(self, in_use: int = 0) -> Path:
         self._notice_fork()
         with self._lock:
-            if self._staging is None or not self._staging.is_dir():
+            if self._staging is None or not files.is_directory(self._staging):
                 self._staging = self._make_staging()
             self._staged += 1
             path = self._staging / str(self._staged)
-            path.mkdir()
+            files.make_directory(path)
             self._in_use += in_use
             return path
 
     def _make_staging(self) -> Path:
-        self.root.mkdir(parents=True, exist_ok=True)
+        files.make_directory(self.root, parents=True)
         parent = self.cache_dir / "staging"
-        parent.mkdir(exist_ok=True)
+        files.make_directory(parent, parents=True)
         sweep_staging(parent)
         path = parent / uuid.uuid4().hex
-        path.mkdir()
+        files.make_directory(path)
         try:
-            (path / _OWNER).write_text(json.dumps(_this_process()), "ascii")
+            files.write_file(path / _OWNER, json.dumps(_this_process()).encode("ascii"))
             document = self.root / DOCUMENT
-            if not document.exists():
+            if not files.exists(document):
                 draft = path / DOCUMENT
-                draft.write_bytes(root_document())
-                draft.replace(document)  # every process writes the same bytes
+                files.write_file(draft, root_document())
+                files.rename(draft, document)  # every process writes the same bytes
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)  # without an owner it would lie there for a day
+            files.remove_tree(path)  # without an owner it would lie there for a day
             raise
         return path
 
@@ -257,7 +289,8 @@ def sweep_staging(parent: Path) -> int:
     """Remove the staging directories of processes that are gone.
 
     A directory of this host goes as soon as its process is dead (process id and start time are compared); one of
-    another host, or without an owner, once it has not been touched for a day.
+    another host, or without an owner, once it has not been touched for a day. What does not bear a name that this
+    module gives is not its own and stays; so does everything if `parent` is a link.
 
     Returns
     -------
@@ -266,30 +299,31 @@ def sweep_staging(parent: Path) -> int:
     """
     removed = 0
     try:
-        with os.scandir(parent) as found:
-            candidates = [Path(e.path) for e in found if e.is_dir(follow_symlinks=False)]
+        if files.is_link(parent):
+            return 0
+        candidates = [name for name, is_dir in files.list_directory(parent) if is_dir and _KEY.fullmatch(name)]
     except OSError:
         return 0
-    for path in candidates:
+    for name in candidates:
         try:
-            stale = _is_stale(path)
+            stale = _is_stale(parent, name)
         except OSError:  # vanished or unreadable: not ours to judge
             continue
         if stale:
-            shutil.rmtree(path, ignore_errors=True)
+            files.remove_tree(parent / name)
             removed += 1
     return removed
 
 
-def _is_stale(path: Path) -> bool:
+def _is_stale(parent: Path, name: str) -> bool:
     try:
-        owner = json.loads((path / _OWNER).read_text("ascii"))
+        owner = json.loads(files.read_below(parent, [name, _OWNER], _MAX_OWNER_BYTES).decode("ascii"))
         host, pid, started = str(owner["host"]), int(owner["pid"]), owner["started"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, EntryDamagedError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         host, pid, started = "", 0, None
     if host == _host():
         return not _is_alive(pid, started)
-    return time.time() - path.stat().st_mtime > _FOREIGN_STALE_S
+    return time.time() - files.modified_s(parent / name) > _FOREIGN_STALE_S
 
 
 def _this_process() -> dict[str, Any]:

@@ -31,11 +31,10 @@ from zcache.encoding.shard import (
     crc32c,
     frames,
 )
+from zcache.storage import files
 from zcache.storage.store import Store
 
 __all__ = ["WriteSettings", "Written", "write_child", "write_entry"]
-
-_BUFFER_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,8 @@ class WriteSettings:
         Lossless, or the error that non-integral floats may have.
     patch : tuple of int
         Extents along the trailing axes of the patches that will mostly be read, if that is known.
+    durable : bool
+        Have an entry on the disk before it is published.
     """
 
     cname: str = "lz4"
@@ -59,6 +60,7 @@ class WriteSettings:
     chunks: ChunkSpec = "auto"
     precision: Precision = LOSSLESS
     patch: tuple[int, ...] = ()
+    durable: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +119,7 @@ def write_entry(
     """
     with store.staged() as staged:
         records, stored_bytes = _write_group(staged, item, settings, about, narrowings)
-        published = store.publish(staged, key, replace=replace)
+        published = store.publish(staged, key, replace=replace, durable=settings.durable)
     raw_bytes = sum(math.prod(r.grid.shape) * r.narrowing.dtype.itemsize for r in records.values())
     return Written(published, raw_bytes, stored_bytes, records)
 
@@ -150,7 +152,7 @@ def write_child(
     """
     with store.staged() as staged:
         _, stored_bytes = _write_group(staged, item, settings, about, {})
-        return store.publish_child(staged, key, child), stored_bytes
+        return store.publish_child(staged, key, child, durable=settings.durable), stored_bytes
 
 
 def _write_group(
@@ -162,10 +164,25 @@ def _write_group(
     for leaf in item.leaves:
         place = directory / leaf.name
         records[leaf.name] = record = _write_array(place, leaf.array, narrowings.get(leaf.name), settings)
-        stored_bytes += record.shard_nbytes + (place / DOCUMENT).write_bytes(array_document(record))
+        document = files.write_file(place / DOCUMENT, array_document(record), durable=settings.durable)
+        stored_bytes += record.shard_nbytes + document
+        if settings.durable:
+            _sync_directories(place, shard_path(len(record.grid.shape)))
     created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    document = entry_document(EntryRecord(item.tree, records, {"created": created, **about}))
-    return records, stored_bytes + (directory / DOCUMENT).write_bytes(document)
+    about = {"created": created, **about}
+    own = entry_document(EntryRecord(item.tree, records, about))
+    stored_bytes += files.write_file(directory / DOCUMENT, own, durable=settings.durable)
+    if settings.durable:
+        files.sync_directory(directory)
+    return records, stored_bytes
+
+
+def _sync_directories(directory: Path, shard: str) -> None:
+    """Have the names of an array's files on the disk, innermost first."""
+    inner = (directory / shard).parent
+    while inner != directory.parent:
+        files.sync_directory(inner)
+        inner = inner.parent
 
 
 def _write_array(
@@ -177,10 +194,10 @@ def _write_array(
     shuffle = choose_shuffle(codes, grid, settings.cname, settings.clevel)
     codec = BloscCodec(settings.cname, settings.clevel, shuffle)
     path = directory / shard_path(codes.ndim)
-    path.parent.mkdir(parents=True)
+    files.make_directory(path.parent, parents=True)
     lengths: list[int] = []
     checksums = bytearray()
-    with path.open("wb", buffering=_BUFFER_BYTES) as f:
+    with files.FileWriter(path, durable=settings.durable) as f:
         for frame in frames(codes, grid, codec):
             f.write(frame)
             lengths.append(len(frame))

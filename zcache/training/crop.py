@@ -261,9 +261,10 @@ class _StandIns:
         ref = node["data"]
         if "array" not in ref or "device" in node:
             return decode_tensor(node, decoder)
-        shape, dtype = self._entry.describe(str(ref["array"]))
+        name = decoder.claim(ref)
+        shape, dtype = self._entry.describe(name)
         if tuple(ref["shape"]) != shape or ref["dtype"] != dtype.str:
-            raise EntryDamagedError(f"its payload and its arrays disagree on {ref['array']!r}")
+            raise EntryDamagedError(f"its payload and its arrays disagree on {name!r:.100}")
         like = with_dtype(torch.from_numpy(np.empty(1, dtype)), node)
         stand_in = torch.empty(shape, dtype=like.dtype, device="meta")
         self._origins[_address(stand_in)] = (stand_in, node)

@@ -83,7 +83,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         Forget the ids of transform objects in the trace of applied operations, so that other instances can invert.
     track_meta : bool
         If false, MetaTensors are returned as plain tensors. (MONAI's default is false.)
-    codec, clevel, chunks, precision, writers, max_pending_bytes, on_error, read_only, read_threads
+    codec, clevel, chunks, precision, writers, max_pending_bytes, on_error, read_only, read_threads, durability
         See `zcache.Cache`. `precision` concerns non-integral floats only; labels are never made lossy.
     root : path, optional
         Directory of the source data. Paths inside of it enter keys relative to it, so that hosts that mount the data
@@ -137,6 +137,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         read_only: bool = False,
         crop_pushdown: bool = True,
         read_threads: int = 1,
+        durability: Literal["rename", "fsync"] = "rename",
     ) -> None:
         super().__init__(data=data, transform=transform)
         self.crop_pushdown = crop_pushdown
@@ -174,6 +175,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
                 on_error=on_error,
                 read_only=read_only,
                 read_threads=read_threads,
+                durability=durability,
                 leaf_codecs=torch_leaf_codecs(track_meta=track_meta),
             )
         # In a dict, where MONAI's DataLoader does not look when it seeds all that a data set refers to: seeding the

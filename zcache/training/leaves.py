@@ -111,7 +111,8 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         raise EntryDamagedError("the entry holds a tensor on the meta device, which has no values")
     try:
         return tensor.to(device)
-    except (RuntimeError, AssertionError, NotImplementedError) as e:  # no such device here, or a forked worker
+    # No such device here, no package for it, or a forked worker.
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as e:
         if device not in _warned_devices:
             _warned_devices.add(device)
             warn_caller(f"cached tensors were on {device}, which is not available here: they stay on the CPU ({e})")
