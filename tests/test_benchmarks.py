@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import data, demo, epochs, measure, peers, report, rounds
+from benchmarks import checks, data, demo, epochs, measure, peers, report, rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,3 +94,10 @@ def test_samples_count_time(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     assert (measure.tree_bytes(tmp_path), measure.tree_files(tmp_path)) == (5, 1)
     measure.make_cold([tmp_path], system_wide=False)
+
+
+def test_checks_quick_run_prints_a_share_of_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert checks.main(["--quick", "--patches", "2"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "ms" in line]
+    assert [row.split("|")[1].strip() for row in rows] == ["CT (int16 codes)", "windowed CT (uint8 codes)"]
+    assert all(float(row.split("|")[3].strip().rstrip("%")) < 100 for row in rows)
