@@ -9,7 +9,7 @@ FUZZ_S ?= 60
 NFS_ROUNDS ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-nfs lint bench clean
+.PHONY: help demo test test-nfs lint bench fuzz clean
 
 help:
 	@echo 'make demo   train a small U-Net without a cache, with MONAI'\''s and with zcache; one table (4 minutes and 2 GB the first time)'

@@ -1,8 +1,8 @@
 """What it costs to believe nothing: reading patches with and without checksums and header checks.
 
 Run it with ``python -m benchmarks.checks``. The same entry of a real or generated CT is read through the same reader,
-with its chunks decoded as zcache does it (CRC-32C and Blosc header compared first) and, for the measurement alone, by the
-bare decoder. Both take turns, patch by patch; times are those of the processor, so that other programs disturb them less.
+with its chunks decoded as zcache does it (CRC-32C and Blosc header compared first) and, for the measurement alone, by
+the bare decoder. Both take turns, patch by patch; times are those of the processor, so that others disturb them less.
 """
 
 from __future__ import annotations
