@@ -8,6 +8,7 @@ any of them fail at any step.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -69,18 +70,18 @@ def open_below(directory: str | os.PathLike[str], parts: Sequence[str]) -> int:
     try:
         for name in parts[:-1]:
             inner = os.open(name, _PASS | os.O_NOFOLLOW, dir_fd=above)
-            os.close(above)
+            close(above)
             above = inner
         fd = os.open(parts[-1], _READ, dir_fd=above)
     finally:
-        os.close(above)
+        close(above)
     try:
         mode = os.fstat(fd).st_mode
     except BaseException:
-        os.close(fd)
+        close(fd)
         raise
     if not stat.S_ISREG(mode):
-        os.close(fd)
+        close(fd)
         raise EntryDamagedError(f"{parts[-1]!r} is no regular file")
     return fd
 
@@ -124,7 +125,7 @@ def read_below(directory: str | os.PathLike[str], parts: Sequence[str], max_byte
             raise EntryDamagedError(f"{parts[-1]!r} has {size} bytes; {max_bytes} at most")
         return read_exactly(fd, 0, size)
     finally:
-        os.close(fd)
+        close(fd)
 
 
 class FileWriter:
@@ -160,7 +161,10 @@ class FileWriter:
         with memoryview(self._buffer) as left:
             done = 0
             while done < len(left):
-                done += os.write(self._fd, left[done:])
+                written = os.write(self._fd, left[done:])
+                if not written:  # not for ever
+                    raise OSError(errno.EIO, "a write of no bytes")
+                done += written
         self._buffer.clear()
 
     def __enter__(self) -> Self:
@@ -188,12 +192,20 @@ def make_directory(path: str | os.PathLike[str], *, parents: bool = False) -> No
         os.mkdir(path)
         return
     try:
-        os.mkdir(path)
+        _make_if_missing(path)
     except FileNotFoundError:
-        above = os.path.dirname(os.path.normpath(path))
+        place = os.path.normpath(path)
+        above = os.path.dirname(place)
+        if above in ("", place):  # the directory that this process works in is gone
+            raise
         make_directory(above, parents=True)
-        make_directory(path, parents=True)  # another process may have made it meanwhile
-    except FileExistsError:
+        _make_if_missing(path)
+
+
+def _make_if_missing(path: str | os.PathLike[str]) -> None:
+    try:
+        os.mkdir(path)
+    except FileExistsError:  # another process may have made it meanwhile
         if not is_directory(path):
             raise
 
@@ -214,7 +226,7 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def list_directory(path: str | os.PathLike[str]) -> Iterator[tuple[str, bool]]:

@@ -185,7 +185,8 @@ def _guide(crop: Any, item: dict[Any, Any]) -> _Guide | None:
 
 def _tensor_node(value: Json) -> Json:
     """Return the node of a tensor on the CPU that is stored as an array of its own, else None."""
-    node = value.get("$metatensor", value.get("$tensor")) if isinstance(value, dict) else None
+    tagged = isinstance(value, dict) and len(value) == 1
+    node = value.get("$metatensor", value.get("$tensor")) if tagged else None
     data = node.get("data") if isinstance(node, dict) and "device" not in node else None
     return node if isinstance(data, dict) and "array" in data and data.get("shape") else None
 
