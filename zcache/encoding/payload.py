@@ -22,19 +22,17 @@ import base64
 import binascii
 import math
 import mmap
-import struct
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from zcache.encoding.enums import decode_enum, encode_enum
+from zcache.encoding.leaves import BUILTIN_CODECS, Json, LeafCodec
 from zcache.encoding.names import NameAllocator
-from zcache.encoding.storable import from_storable, parse_dtype, to_storable
+from zcache.encoding.storable import from_storable, to_storable
 from zcache.errors import EntryDamagedError, UnstorableError
 
 __all__ = [
@@ -49,16 +47,11 @@ __all__ = [
     "encode_item",
 ]
 
-Json: TypeAlias = Any
-"""What :mod:`json` reads and writes: None, bool, int, float, str, list, dict."""
-
 INLINE_MAX_BYTES = 4096
 """Arrays up to this many bytes stay in the JSON tree."""
 
 _MAX_SAFE_INT = 2**53  # beyond it, JSON readers other than Python's round integers
 _MAX_DEPTH = 200  # deeper than any item; keeps hostile trees from exhausting the stack
-_MAX_EQUAL_HASHES = 64
-_FLOAT = struct.Struct(">d")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,34 +105,11 @@ class EncodedItem:
         return EncodedItem(self.tree, tuple(copies))
 
 
-@dataclass(frozen=True, slots=True)
-class LeafCodec:
-    """How one type is written into a tree and read back.
-
-    Attributes
-    ----------
-    tag : str
-        Key of the JSON object, beginning with ``$``.
-    types : tuple of type
-        The exact types that it encodes (subclasses are other types).
-    encode : callable
-        ``encode(value, encoder, path) -> Json``, the value under the tag.
-    decode : callable
-        ``decode(node, decoder) -> value``. May raise ValueError, TypeError, KeyError, IndexError or OverflowError
-        for a malformed node; `decode_item` turns these into `EntryDamagedError`.
-    """
-
-    tag: str
-    types: tuple[type, ...]
-    encode: Callable[[Any, Encoder, str], Json]
-    decode: Callable[[Json, Decoder], Any]
-
-
 class Encoder:
     """Walks one item. Leaf codecs use `encode` for nested values and `array` for the bits of an array."""
 
     def __init__(self, codecs: Iterable[LeafCodec] = (), inline_max_bytes: int = INLINE_MAX_BYTES) -> None:
-        self._by_type = {t: c for c in (*_BUILTIN_CODECS, *codecs) for t in c.types}
+        self._by_type = {t: c for c in (*BUILTIN_CODECS, *codecs) for t in c.types}
         self._inline_max_bytes = inline_max_bytes
         self._names = NameAllocator()
         self._open: set[int] = set()
@@ -209,7 +179,7 @@ class Decoder:
     """Rebuilds one item. Leaf codecs use `decode` for nested nodes and `array` for the bits of an array."""
 
     def __init__(self, load: Callable[[str], np.ndarray], codecs: Iterable[LeafCodec] = ()) -> None:
-        self._by_tag = {c.tag: c for c in (*_BUILTIN_CODECS, *codecs)}
+        self._by_tag = {c.tag: c for c in (*BUILTIN_CODECS, *codecs)}
         self._load = load
         self._claimed: set[str] = set()
 
@@ -324,128 +294,3 @@ def _is_plain_json(value: Any, kind: type) -> bool:
     if kind is float:
         return math.isfinite(value)
     return value is None or kind is bool or kind is str
-
-
-def _encode_bytes(value: bytes | bytearray) -> str:
-    return base64.b64encode(value).decode("ascii")
-
-
-def _decode_bytes(node: Json) -> bytes:
-    try:
-        return base64.b64decode(node, validate=True)
-    except binascii.Error as e:
-        raise EntryDamagedError("the entry holds malformed base64") from e
-
-
-def _encode_float(value: float) -> str:
-    return _FLOAT.pack(value).hex()  # the bits: a NaN has a payload
-
-
-def _decode_float(node: Json) -> float:
-    bits = bytes.fromhex(node)
-    if len(bits) != _FLOAT.size:
-        raise ValueError(f"{len(bits)} bytes instead of a float")
-    return float(_FLOAT.unpack(bits)[0])
-
-
-def _encode_numpy_scalar(value: np.generic, encoder: Encoder, path: str) -> Json:
-    return encoder.array(np.asarray(value), path)
-
-
-def _decode_numpy_type(node: Json) -> type[np.generic]:
-    found = np.sctypeDict.get(str(node))
-    if found is None:
-        raise EntryDamagedError(f"the entry names an unknown numpy type {node!r:.100}")
-    return found
-
-
-def _encode_dtype(value: np.dtype[Any], _encoder: Encoder, path: str) -> str:
-    if value.kind in "OV":
-        raise UnstorableError(f"{path} is the dtype {value}: structured and object dtypes cannot be stored")
-    return value.str
-
-
-def _decode_pairs(node: Json, decoder: Decoder) -> Iterable[tuple[Any, Any]]:
-    pairs = [(decoder.decode(k), decoder.decode(v)) for k, v in node]
-    _hashed([k for k, _ in pairs])
-    return pairs
-
-
-def _hashed(members: list[Any]) -> list[Any]:
-    """Return the members of a set, or the keys of a mapping, unless they were chosen to make it slow.
-
-    Numbers hash to themselves modulo 2⁶¹ − 1, so anybody can make up any number of them that share one hash; a set of
-    a million such takes hours.
-    """
-    if len(members) > _MAX_EQUAL_HASHES:
-        hashes = np.sort(np.fromiter(map(hash, members), np.int64, len(members)))
-        if (hashes[_MAX_EQUAL_HASHES:] == hashes[:-_MAX_EQUAL_HASHES]).any():
-            raise EntryDamagedError("the entry holds a set or mapping of members that share one hash")
-    return members
-
-
-_PATHS: dict[str, type[PurePath]] = {
-    "path": type(Path()),
-    "posix": PurePosixPath,
-    "windows": PureWindowsPath,
-}
-_PATH_KINDS = {kind: tag for tag, kind in _PATHS.items()}
-_SCALARS = tuple(t for t in set(np.sctypeDict.values()) if not issubclass(t, np.void | np.object_))
-_NUMPY_DTYPES = tuple({type(np.dtype(t)) for t in np.sctypeDict.values()})
-
-_BUILTIN_CODECS: tuple[LeafCodec, ...] = (
-    LeafCodec(
-        "$tuple",
-        (tuple,),
-        lambda v, e, p: e.sequence(v, p),
-        lambda n, d: tuple(d.decode(x) for x in n),
-    ),
-    LeafCodec("$set", (set,), lambda v, e, p: e.sequence(v, p), lambda n, d: set(_hashed([d.decode(x) for x in n]))),
-    LeafCodec(
-        "$frozenset",
-        (frozenset,),
-        lambda v, e, p: e.sequence(v, p),
-        lambda n, d: frozenset(_hashed([d.decode(x) for x in n])),
-    ),
-    LeafCodec("$dict", (), lambda v, e, p: e.pairs(v, p), lambda n, d: dict(_decode_pairs(n, d))),
-    LeafCodec(
-        "$ordereddict",
-        (OrderedDict,),
-        lambda v, e, p: e.pairs(v, p),
-        lambda n, d: OrderedDict(_decode_pairs(n, d)),
-    ),
-    LeafCodec("$int", (int,), lambda v, _e, _p: hex(v), lambda n, _d: int(n, 16)),
-    LeafCodec("$float", (float,), lambda v, _e, _p: _encode_float(v), lambda n, _d: _decode_float(n)),
-    LeafCodec(
-        "$complex",
-        (complex,),
-        lambda v, _e, _p: [_encode_float(v.real), _encode_float(v.imag)],
-        lambda n, _d: complex(_decode_float(n[0]), _decode_float(n[1])),
-    ),
-    LeafCodec("$bytes", (bytes,), lambda v, _e, _p: _encode_bytes(v), lambda n, _d: _decode_bytes(n)),
-    LeafCodec(
-        "$bytearray", (bytearray,), lambda v, _e, _p: _encode_bytes(v), lambda n, _d: bytearray(_decode_bytes(n))
-    ),
-    LeafCodec("$range", (range,), lambda v, _e, _p: [v.start, v.stop, v.step], lambda n, _d: range(*n)),
-    LeafCodec(
-        "$slice",
-        (slice,),
-        lambda v, e, p: e.sequence((v.start, v.stop, v.step), p),
-        lambda n, d: slice(*(d.decode(x) for x in n)),
-    ),
-    LeafCodec(
-        "$path",
-        tuple(_PATH_KINDS),
-        lambda v, _e, _p: [_PATH_KINDS[type(v)], str(v)],
-        lambda n, _d: _PATHS[n[0]](n[1]),
-    ),
-    LeafCodec("$ellipsis", (type(...),), lambda _v, _e, _p: True, lambda _n, _d: ...),
-    LeafCodec(
-        "$ndarray",
-        (np.ndarray, np.memmap),
-        lambda v, e, p: e.array(np.asarray(v), p),
-        lambda n, d: d.array(n),
-    ),
-    LeafCodec("$npscalar", _SCALARS, _encode_numpy_scalar, lambda n, d: d.array(n)[()]),
-    LeafCodec("$dtype", _NUMPY_DTYPES, _encode_dtype, lambda n, _d: parse_dtype(str(n))),
-)
