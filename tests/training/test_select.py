@@ -296,3 +296,18 @@ def test_inverting_a_sample_gives_what_it_gives_without_push_down(tmp_path, crop
             assert_same(on[k].as_tensor(), off[k].as_tensor())
             assert_same(on[k].affine, off[k].affine)
         assert bool((on["image"] != 0).any())
+
+
+def test_what_monai_refuses_it_refuses_alike(tmp_path):
+    item = labelled()
+    errors = []
+    for name, pushdown in (("on", True), ("off", False)):
+        pipeline = Compose([EnsureTyped(KEYS), by_class(num_classes=None)])
+        with PersistentDataset([item], pipeline, tmp_path / name, crop_pushdown=pushdown) as ds:
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="applying transform") as caught:
+                    ds[0]
+                ds.flush()
+                errors.append((type(caught.value.__cause__), str(caught.value.__cause__)))
+    assert len(set(errors)) == 1
+    assert errors[0][0] is ValueError

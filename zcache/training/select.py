@@ -7,6 +7,7 @@ filled (`map_binary_to_indices`, `map_classes_to_indices`), range by range.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +111,9 @@ def with_indices(
     if sets is None and guide.label in item and (guide.image is None or not _is_stand_in(item[guide.image])):
         # Without the image, which is the larger part by far, there is still much to save.
         image = None if guide.image is None else item[guide.image]
-        sets = guide.find(whole(item[guide.label]), image, max_samples)
+        label = whole(item[guide.label])
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of MONAI; with the whole item it comes again
+            sets = guide.find(label, image, max_samples)
     if sets is None:
         return None
     crop = copy.copy(crop)
