@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-import zcache.cache
+import zcache.storage.recorder
 from zcache.encoding.layout import ArrayRecord, EntryRecord, parse_entry, shard_path
 from zcache.encoding.payload import ArrayLeaf, EncodedItem
 from zcache.storage import files
@@ -140,7 +140,7 @@ class Gate:
 def gated(monkeypatch) -> Iterator[Gate]:
     gate = Gate()
     with monkeypatch.context() as m:
-        m.setattr(zcache.cache, "write_entry", gate.write_entry)
+        m.setattr(zcache.storage.recorder, "write_entry", gate.write_entry)
         try:
             yield gate
         finally:

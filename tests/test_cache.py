@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-import zcache.cache
+import zcache.storage.recorder
 from tests.strategies import assert_same, random_array, trees
 from tests.support import (
     BrokenDisk,
@@ -35,7 +35,7 @@ from tests.support import (
     shard_file,
     staging_left,
 )
-from zcache.cache import Cache, parse_bytes
+from zcache.cache import Cache
 from zcache.encoding.layout import shard_path
 from zcache.encoding.narrowing import Precision
 from zcache.encoding.shard import crc32c
@@ -330,7 +330,7 @@ def test_an_error_of_our_own_is_counted_and_told(tmp_path, monkeypatch, heard):
     def broken(*_, **__):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(zcache.cache, "write_entry", broken)
+    monkeypatch.setattr(zcache.storage.recorder, "write_entry", broken)
     item = sample()
     assert_same(item, cache.put(key(1), item))
     cache.close()
@@ -857,13 +857,13 @@ def test_case_14_a_child_forked_while_the_parent_writes_reads_and_writes_its_own
     cache.put(key(0), sample(0))
     cache.flush()
     assert_same(sample(0), cache.get(key(0)))
-    real = zcache.cache.write_entry
+    real = zcache.storage.recorder.write_entry
     with gated(monkeypatch) as gate:
         cache.put(key(1), sample(1))
         assert gate.reached.wait(30)
 
         def child():
-            zcache.cache.write_entry = real
+            zcache.storage.recorder.write_entry = real
             assert_same(sample(0), cache.get(key(0)))
             assert cache.get(key(1), MISS) is MISS  # pending in the parent alone
             assert_same(sample(1), cache.put(key(1), sample(1)))
@@ -871,7 +871,7 @@ def test_case_14_a_child_forked_while_the_parent_writes_reads_and_writes_its_own
             cache.close()
             assert_same(sample(1), cache.get(key(1)))
 
-        with cache._lock, cache._store._lock:  # held by a writer thread at the moment of the fork
+        with cache._recorder._lock, cache._store._lock:  # held by a writer thread at the moment of the fork
             in_fork(child)
         gate.open.set()
         cache.close()
@@ -973,23 +973,6 @@ def test_a_file_is_no_cache_directory(tmp_path):
     (tmp_path / "f").write_text("")
     with pytest.raises(CacheConfigError, match="is a file"):
         Cache(tmp_path / "f")
-
-
-@pytest.mark.parametrize(
-    ("text", "n"),
-    [
-        (1, 1), (2_000_000, 2_000_000), ("1", 1), ("17B", 17), ("1KiB", 1024), ("1 kb", 1024), ("512MiB", 2**29),
-        ("1.5 GB", 3 * 2**29), ("2T", 2**41), (" 3 g ", 3 * 2**30),
-    ],
-)  # fmt: skip
-def test_numbers_of_bytes(text, n):
-    assert parse_bytes(text) == n
-
-
-@pytest.mark.parametrize("text", [0, -1, True, 1.5, None, "", "GiB", "-1", "0.2", "1 XB", "1e9", "1,5 GB", "nan", b"1"])
-def test_what_is_no_number_of_bytes(text):
-    with pytest.raises(CacheConfigError, match="is not a number of bytes"):
-        parse_bytes(text)
 
 
 def test_the_compressor_and_the_precision_reach_the_disk(tmp_path):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, overload
@@ -16,35 +12,29 @@ from typing import Any, Final, Literal, Self, TypeVar, overload
 import numpy as np
 
 from zcache.encoding.chunking import Region, parse_chunks
-from zcache.encoding.hint import precision_hint
-from zcache.encoding.narrowing import LOSSLESS, Precision
-from zcache.encoding.payload import EncodedItem, Json, LeafCodec, decode_item, encode_item
+from zcache.encoding.narrowing import Precision
+from zcache.encoding.payload import Json, LeafCodec, decode_item, encode_item
 from zcache.encoding.shard import BloscCodec
 from zcache.encoding.voxels import VoxelQuery
 from zcache.errors import CacheConfigError, EntryDamagedError
-from zcache.keys import canonical_json
 from zcache.stats import SKIP_REASONS, CacheStats, Counters
-from zcache.storage.entry import Entry, OpenEntries, StoredEntry
+from zcache.storage.entry import Entry, OpenEntries
 from zcache.storage.pending import PendingItem
-from zcache.storage.pool import WriterPool
+from zcache.storage.recorder import Recorder
 from zcache.storage.store import Store
 from zcache.storage.threads import ReadThreads
-from zcache.storage.voxels import add_sets
-from zcache.storage.writer import WriteSettings, Written, write_entry
+from zcache.storage.writer import WriteSettings
 from zcache.troubles import Troubles, skip_reason
+from zcache.units import parse_bytes
 
-__all__ = ["Cache", "parse_bytes"]
+__all__ = ["Cache"]
 
 D = TypeVar("D")
 T = TypeVar("T")
 
-_log = logging.getLogger("zcache")
 
-_HINT_MIN_BYTES: Final = 1024 * 1024
-_INDEX_BYTES_PER_VOXEL: Final = 6  # a label of one byte, an image of four, the bits
 # Something else bears the name: a link, a directory, a socket or a device.
 _FOREIGN: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class Cache:
@@ -140,25 +130,21 @@ class Cache:
         self._reset()
 
     def _reset(self) -> None:
-        self._pool: WriterPool[PendingItem | _IndexJob] = WriterPool(
-            self._work,
-            self._work_failed,
+        self._pid = os.getpid()
+        self._troubles = Troubles(self._counters.is_first, raising=self._on_error == "raise")
+        self._entries = OpenEntries(self._store, ReadThreads(self._read_threads))
+        self._recorder = Recorder(
+            self._store,
+            self._entries,
+            self._settings,
+            self._counters,
+            self._troubles,
             writers=self._writers,
             max_pending_bytes=self._max_pending_bytes,
-            at_rest=self._at_rest,
         )
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._troubles = Troubles(self._counters.is_first, raising=self._on_error == "raise")
-        self._damaged: set[str] = set()
-        self._not_indexed: set[str] = set()
-        self._entries = self._none_open()
-
-    def _none_open(self) -> OpenEntries:
-        return OpenEntries(self._store, ReadThreads(self._read_threads))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_pool", "_entries", "_pid", "_lock", "_troubles", "_damaged", "_not_indexed"}
+        own = {"_entries", "_pid", "_recorder", "_troubles"}
         return {k: v for k, v in self.__dict__.items() if k not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -217,8 +203,8 @@ class Cache:
         """
         self._notice_fork()
         self._troubles.report()
-        pending = self._pool.pending(key)
-        if isinstance(pending, PendingItem):
+        pending = self._recorder.pending(key)
+        if pending is not None:
             found = read(pending)
             self._counters.add(inflight_hits=1)
             return found
@@ -298,8 +284,7 @@ class Cache:
         if self._read_only:
             self._counters.add(read_only=1)
         else:
-            waited_s = self._pool.submit(key, pending, pending.nbytes)
-            self._counters.add(wait_s=waited_s)
+            self._recorder.put(key, pending)
         self._troubles.report()
         return result
 
@@ -310,10 +295,8 @@ class Cache:
         ``read_only``, or if it was tried in vain before; a failure is counted and reported as that of a write is.
         """
         self._notice_fork()
-        job = _IndexJob(key, query)
-        if self._read_only or job.name in self._not_indexed:
-            return
-        self._counters.add(wait_s=self._pool.submit(job.name, job, job.nbytes))
+        if not self._read_only:
+            self._recorder.add_index(key, query)
         self._troubles.report()
 
     def skip(self, reason: str, what: str = "", error: Exception | None = None) -> None:
@@ -336,14 +319,14 @@ class Cache:
     def flush(self) -> None:
         """Wait until everything put so far in this process is written; report what could not be."""
         self._notice_fork()
-        self._pool.drain()
+        self._recorder.drain()
         self._troubles.report()
 
     def close(self) -> None:
         """Flush, and remove this process's staging directory. The cache may be used again afterwards."""
         self.flush()
         self._store.close()
-        self._entries = self._none_open()
+        self._entries.close()
 
     def __enter__(self) -> Self:
         return self
@@ -383,131 +366,15 @@ class Cache:
     def _cannot_read(self, key: str, error: Exception) -> None:
         path = self._store.entry_path(key)
         if isinstance(error, EntryDamagedError):
-            self._mark_damaged(key)
+            self._recorder.mark_damaged(key)
             self._counters.add(damaged=1)
             self._troubles.note("damaged", f"the entry {path} is damaged and is recomputed", error)
             return
         if getattr(error, "errno", 0) in _FOREIGN:
-            self._mark_damaged(key)
+            self._recorder.mark_damaged(key)
         self._counters.add(read_errors=1)
         self._troubles.note("read_errors", f"the entry {path} cannot be read and is recomputed", error)
-
-    def _mark_damaged(self, key: str) -> None:
-        with self._lock:
-            self._damaged.add(key)
-
-    def _work(self, key: str, job: PendingItem | _IndexJob) -> None:
-        """Do one job of the pool, on its thread."""
-        if isinstance(job, PendingItem):
-            self._write(key, job)
-            return
-        try:
-            entry, _ = self._entries.open(job.key)
-            self._index(job.key, entry, job.query, entry.read)
-        except (FileNotFoundError, EntryDamagedError):
-            self._entries.forget(job.key)  # the next read finds out, and has the entry recomputed
-
-    def _index(self, key: str, entry: StoredEntry, query: VoxelQuery, read: Callable[[str], np.ndarray]) -> None:
-        stored_bytes = add_sets(self._store, key, entry, query, self._settings, read)
-        if stored_bytes:
-            self._counters.add(indexed=1, stored_bytes=stored_bytes)
-
-    def _write(self, key: str, pending: PendingItem) -> None:
-        """Write one entry."""
-        with self._lock:
-            is_damaged = key in self._damaged
-        written = write_entry(
-            self._store,
-            key,
-            pending.item,
-            replace(self._settings, patch=pending.patch),
-            pending.about,
-            narrowings=pending.narrowings,
-            replace=is_damaged,
-        )
-        with self._lock:
-            self._damaged.discard(key)
-        self._entries.forget(key)
-        self._hint(pending.item, written)
-        if not written.published:
-            self._counters.add(already_stored=1)
-            return
-        self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)
-        if pending.query is not None:
-            job = _IndexJob(key, pending.query)
-            try:
-                self._index(key, self._entries.open(key)[0], pending.query, pending.peek)
-            except Exception as e:  # noqa: BLE001 - the boundary of the pool: the entry is written, only the index not
-                self._work_failed(job.name, job, e)
-
-    def _hint(self, item: EncodedItem, written: Written) -> None:
-        """Say once, with the first entry, what `precision` would save if an image had to stay floating point."""
-        if self._settings.precision != LOSSLESS or not _log.isEnabledFor(logging.INFO) or self.stats.stored:
-            return
-        for leaf in item.leaves:
-            record = written.records[leaf.name]
-            if record.dtype.kind == "f" and leaf.array.nbytes >= _HINT_MIN_BYTES:
-                _log.info(precision_hint(leaf.name, leaf.array, record.grid, record.codec, record.shard_nbytes))
-                return
-
-    def _at_rest(self, exiting: bool) -> None:
-        self._store.close()
-        if exiting:
-            self._troubles.report()
-
-    def _work_failed(self, key: str, job: PendingItem | _IndexJob, error: Exception) -> None:
-        if isinstance(job, PendingItem):
-            self._trouble(skip_reason(error), f"the entry {self._store.entry_path(key)}", error)
-            return
-        with self._lock:
-            self._not_indexed.add(job.name)
-        self._counters.add(not_indexed=1)
-        what = f"the voxels that crops of {self._store.entry_path(job.key)} choose from cannot be indexed"
-        self._troubles.note("not_indexed", f"{what}; label and image are read whole", error)
 
     def _trouble(self, reason: str, what: str, error: BaseException) -> None:
         self._counters.add(**{reason: 1})
         self._troubles.note(reason, f"{what} is not cached ({SKIP_REASONS[reason]})", error)
-
-
-@dataclass(frozen=True, slots=True)
-class _IndexJob:
-    """Sets of voxels to be found in an entry that is on disk."""
-
-    key: str
-    query: VoxelQuery
-
-    @property
-    def name(self) -> str:
-        """Name of the job: no key of an entry."""
-        return f"{self.key} {canonical_json(self.query.what)}"
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the job, roughly: the arrays that it reads, and the indices that it finds at a time."""
-        return _INDEX_BYTES_PER_VOXEL * self.query.n_voxels
-
-
-def parse_bytes(value: int | str, name: str = "value") -> int:
-    """Read a number of bytes such as ``2_000_000``, ``"512MiB"`` or ``"1.5 GB"`` (units are powers of 1024).
-
-    Raises
-    ------
-    CacheConfigError
-        Not a positive number of bytes.
-
-    Examples
-    --------
-    >>> parse_bytes("1GiB")
-    1073741824
-    """
-    number: float = 0.0
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE)
-        if match is not None:
-            number = float(match[1]) * _UNITS[match[2].upper()]
-    elif isinstance(value, int) and not isinstance(value, bool):
-        number = value
-    if number < 1:
-        raise CacheConfigError(f"{name}={value!r} is not a number of bytes such as 1073741824 or '1GiB'")
-    return int(number)

@@ -335,16 +335,16 @@ def test_in_a_worker_process_the_backlog_is_short_enough_to_finish_at_exit(monke
 SLOW = """
     import multiprocessing, os, sys, time
     import numpy as np
-    import zcache.cache
+    import zcache.storage.recorder
     from zcache.cache import Cache
 
-    real = zcache.cache.write_entry
+    real = zcache.storage.recorder.write_entry
 
     def slow(*args, **kwargs):
         time.sleep(0.2)
         return real(*args, **kwargs)
 
-    zcache.cache.write_entry = slow
+    zcache.storage.recorder.write_entry = slow
 
     def fill(cache, first):
         for i in range(first, first + 6):

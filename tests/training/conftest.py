@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import zcache.cache
+import zcache.storage.recorder
 
 
 class Gate(threading.Event):
@@ -22,13 +22,13 @@ class Gate(threading.Event):
 def gate(monkeypatch) -> Iterator[Gate]:
     """Hold every writer of this process, and of those forked from it, back until the event is set."""
     event = Gate()
-    original = zcache.cache.write_entry
+    original = zcache.storage.recorder.write_entry
 
     def write_entry(*args, **kwargs):
         event.begun.release()
         assert event.wait(60)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(zcache.cache, "write_entry", write_entry)
+    monkeypatch.setattr(zcache.storage.recorder, "write_entry", write_entry)
     yield event
     event.set()

@@ -26,7 +26,7 @@ from monai.transforms import (
     Transform,
 )
 
-import zcache.cache
+import zcache.storage.recorder
 import zcache.storage.store
 import zcache.storage.writer
 from tests.strategies import assert_same

@@ -249,12 +249,12 @@ def test_an_item_in_flight_is_cropped_too(tmp_path):
     item = make_item((20, 24, 28), 1, torch.float32, 1)
     pipeline = Compose([EnsureTyped(KEYS), RandSpatialCropd(KEYS, (8, 8, 8), random_size=False)])
     with PersistentDataset([item], pipeline, tmp_path / "on") as ds:
-        ds._cache._pool._writers = 0  # nothing is written
-        ds._cache._pool._start_thread = lambda state: True
+        ds._cache._recorder._pool._writers = 0  # nothing is written
+        ds._cache._recorder._pool._start_thread = lambda state: True
         ds[0]
         expected_draws = drawn(ds, 5)
         assert ds.stats.inflight_hits == ds.stats.pushed_down == 2
-        ds._cache._pool._mine().jobs.clear()
+        ds._cache._recorder._pool._mine().jobs.clear()
     with PersistentDataset([item], pipeline, tmp_path / "off", crop_pushdown=False) as ds:
         ds[0]
         ds.flush()

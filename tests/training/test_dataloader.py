@@ -17,7 +17,7 @@ import torch
 from monai.data import DataLoader, ThreadDataLoader, list_data_collate
 from monai.transforms import Compose
 
-import zcache.cache
+import zcache.storage.recorder
 from tests.strategies import assert_same
 from tests.training.helpers import (
     Counted,
@@ -117,7 +117,7 @@ def test_case_14_workers_start_after_the_parent_has_read_and_is_writing(method, 
     ds.flush()
     ds[0]
     gate = threading.Event()
-    original = zcache.cache.write_entry
+    original = zcache.storage.recorder.write_entry
 
     def write_entry(*args, **kwargs):
         if os.getpid() == parent:
@@ -125,7 +125,7 @@ def test_case_14_workers_start_after_the_parent_has_read_and_is_writing(method, 
         return original(*args, **kwargs)
 
     parent = os.getpid()
-    monkeypatch.setattr(zcache.cache, "write_entry", write_entry)
+    monkeypatch.setattr(zcache.storage.recorder, "write_entry", write_entry)
     ds[1], ds[2]  # two writers are busy in the parent while it forks
     before = ds.stats.misses + ds.stats.hits
     loader = DataLoader(
@@ -157,7 +157,7 @@ def test_case_14_a_fork_while_every_lock_is_held_does_not_stop_the_child(tmp_pat
     ds[0]
     ds.flush()
     cache = ds._cache
-    locks = [cache._lock, cache._store._lock, cache._pool._state.changed, cache._counters._lock]
+    locks = [cache._recorder._lock, cache._store._lock, cache._recorder._pool._state.changed, cache._counters._lock]
     for lock in locks:
         lock.acquire()
     try:
@@ -279,7 +279,7 @@ def _full(*args, **kwargs):
 
 
 def test_case_18_a_full_disk_in_workers_does_not_stop_the_epoch(tmp_path, monkeypatch, heard):
-    monkeypatch.setattr(zcache.cache, "write_entry", _full)
+    monkeypatch.setattr(zcache.storage.recorder, "write_entry", _full)
     ds = PersistentDataset(DATA, Shift(), tmp_path)
     loader = DataLoader(
         ds,

@@ -18,7 +18,7 @@ from monai.transforms import Compose, EnsureChannelFirst, Lambda, Lambdad, LoadI
 from monai.utils import TraceKeys, set_determinism
 
 import zcache
-import zcache.cache
+import zcache.storage.recorder
 from tests.strategies import assert_same
 from tests.training.helpers import (
     Shift,
@@ -433,7 +433,7 @@ def test_on_error_raise_raises_what_a_writer_met(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(zcache.cache, "write_entry", full)
+    monkeypatch.setattr(zcache.storage.recorder, "write_entry", full)
     ds = PersistentDataset([{"x": 1}], Shift(), tmp_path, on_error="raise")
     ds[0]
     with pytest.raises(CacheWriteError, match="the disk or the quota is full"):

@@ -154,7 +154,7 @@ def test_an_entry_that_was_replaced_does_not_keep_the_index_of_the_old_one(tmp_p
         (old,) = tmp_path.glob("cache.zarr/*/voxels-*")
         kept = tmp_path / "kept"
         old.rename(kept)
-        cache._damaged.add(key(1))
+        cache._recorder.mark_damaged(key(1))
         other = labelled(2)
         found = indexed(cache, other, crop)
         (new,) = tmp_path.glob("cache.zarr/*/voxels-*")

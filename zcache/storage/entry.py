@@ -166,6 +166,11 @@ class OpenEntries:
         kept = self._documents.get((key, "")) is not None
         return self._open(key, ""), kept
 
+    def close(self) -> None:
+        """Give all of them up."""
+        self._documents.drop(lambda _: True)
+        self._shards.drop(lambda _: True)
+
     def forget(self, key: str) -> None:
         """Give an entry up."""
         self._documents.drop(lambda kept: kept[0] == key)

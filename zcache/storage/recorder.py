@@ -1,0 +1,187 @@
+"""What happens to items in the background: they are written, indexed, and what went wrong is counted and reported."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from zcache.encoding.hint import precision_hint
+from zcache.encoding.narrowing import LOSSLESS
+from zcache.encoding.payload import EncodedItem
+from zcache.encoding.voxels import VoxelQuery
+from zcache.errors import EntryDamagedError
+from zcache.keys import canonical_json
+from zcache.stats import SKIP_REASONS, Counters
+from zcache.storage.entry import OpenEntries, StoredEntry
+from zcache.storage.pending import PendingItem
+from zcache.storage.pool import WriterPool
+from zcache.storage.store import Store
+from zcache.storage.voxels import add_sets
+from zcache.storage.writer import WriteSettings, Written, write_entry
+from zcache.troubles import Troubles, skip_reason
+
+__all__ = ["Recorder"]
+
+_log = logging.getLogger("zcache")
+
+_HINT_MIN_BYTES: Final = 1024 * 1024
+_INDEX_BYTES_PER_VOXEL: Final = 6  # a label of one byte, an image of four, the bits
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexJob:
+    """Sets of voxels to be found in an entry that is on disk."""
+
+    key: str
+    query: VoxelQuery
+
+    @property
+    def name(self) -> str:
+        """Name of the job: no key of an entry."""
+        return f"{self.key} {canonical_json(self.query.what)}"
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the job, roughly: the arrays that it reads, and the indices that it finds at a time."""
+        return _INDEX_BYTES_PER_VOXEL * self.query.n_voxels
+
+
+class Recorder:
+    """Writes items and indexes of one process on the threads of a pool.
+
+    Parameters
+    ----------
+    store, entries, settings
+        Where entries lie, those that are open, and how new ones are encoded.
+    counters, troubles
+        Who is told of what happens.
+    writers, max_pending_bytes
+        Of the pool.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        entries: OpenEntries,
+        settings: WriteSettings,
+        counters: Counters,
+        troubles: Troubles,
+        *,
+        writers: int,
+        max_pending_bytes: int,
+    ) -> None:
+        self._store = store
+        self._entries = entries
+        self._settings = settings
+        self._counters = counters
+        self._troubles = troubles
+        self._lock = threading.Lock()
+        self._damaged: set[str] = set()
+        self._not_indexed: set[str] = set()
+        self._pool: WriterPool[PendingItem | _IndexJob] = WriterPool(
+            self._work, self._failed, writers=writers, max_pending_bytes=max_pending_bytes, at_rest=self._at_rest
+        )
+
+    def pending(self, key: str) -> PendingItem | None:
+        """Return the item of a key that is not written yet, if there is one."""
+        job = self._pool.pending(key)
+        return job if isinstance(job, PendingItem) else None
+
+    def put(self, key: str, item: PendingItem) -> None:
+        """Have an item written; wait while those before it fill the memory allowed."""
+        self._counters.add(wait_s=self._pool.submit(key, item, item.nbytes))
+
+    def add_index(self, key: str, query: VoxelQuery) -> None:
+        """Have sets of voxels found and added to a published entry, unless that was tried in vain before."""
+        job = _IndexJob(key, query)
+        if job.name not in self._not_indexed:
+            self._counters.add(wait_s=self._pool.submit(job.name, job, job.nbytes))
+
+    def drain(self) -> None:
+        """Wait until everything that was handed over so far is done."""
+        self._pool.drain()
+
+    def mark_damaged(self, key: str) -> None:
+        """Have the next item of a key take the place of the entry that is there."""
+        with self._lock:
+            self._damaged.add(key)
+
+    def _work(self, key: str, job: PendingItem | _IndexJob) -> None:
+        """Do one job of the pool, on its thread."""
+        if isinstance(job, PendingItem):
+            self._write(key, job)
+            return
+        try:
+            entry, _ = self._entries.open(job.key)
+            self._index(job.key, entry, job.query, entry.read)
+        except (FileNotFoundError, EntryDamagedError):
+            self._entries.forget(job.key)  # the next read finds out, and has the entry recomputed
+
+    def _index(self, key: str, entry: StoredEntry, query: VoxelQuery, read: Callable[[str], np.ndarray]) -> None:
+        stored_bytes = add_sets(self._store, key, entry, query, self._settings, read)
+        if stored_bytes:
+            self._counters.add(indexed=1, stored_bytes=stored_bytes)
+
+    def _write(self, key: str, pending: PendingItem) -> None:
+        """Write one entry."""
+        with self._lock:
+            is_damaged = key in self._damaged
+        written = write_entry(
+            self._store,
+            key,
+            pending.item,
+            replace(self._settings, patch=pending.patch),
+            pending.about,
+            narrowings=pending.narrowings,
+            replace=is_damaged,
+        )
+        with self._lock:
+            self._damaged.discard(key)
+        self._entries.forget(key)
+        self._hint(pending.item, written)
+        if not written.published:
+            self._counters.add(already_stored=1)
+            return
+        self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)
+        if pending.query is not None:
+            job = _IndexJob(key, pending.query)
+            try:
+                self._index(key, self._entries.open(key)[0], pending.query, pending.peek)
+            except Exception as e:  # noqa: BLE001 - the boundary of the pool: the entry is written, only the index not
+                self._failed(job.name, job, e)
+
+    def _hint(self, item: EncodedItem, written: Written) -> None:
+        """Say once, with the first entry, what `precision` would save if an image had to stay floating point."""
+        if self._settings.precision != LOSSLESS or not _log.isEnabledFor(logging.INFO) or self._counters.read().stored:
+            return
+        for leaf in item.leaves:
+            record = written.records[leaf.name]
+            if record.dtype.kind == "f" and leaf.array.nbytes >= _HINT_MIN_BYTES:
+                _log.info(precision_hint(leaf.name, leaf.array, record.grid, record.codec, record.shard_nbytes))
+                return
+
+    def _at_rest(self, exiting: bool) -> None:
+        self._store.close()
+        if exiting:
+            self._troubles.report()
+
+    def _failed(self, key: str, job: PendingItem | _IndexJob, error: Exception) -> None:
+        if isinstance(job, PendingItem):
+            self._cannot_write(key, error)
+            return
+        with self._lock:
+            self._not_indexed.add(job.name)
+        self._counters.add(not_indexed=1)
+        what = f"the voxels that crops of {self._store.entry_path(job.key)} choose from cannot be indexed"
+        self._troubles.note("not_indexed", f"{what}; label and image are read whole", error)
+
+    def _cannot_write(self, key: str, error: Exception) -> None:
+        reason = skip_reason(error)
+        self._counters.add(**{reason: 1})
+        what = f"the entry {self._store.entry_path(key)} is not cached ({SKIP_REASONS[reason]})"
+        self._troubles.note(reason, what, error)
