@@ -59,7 +59,7 @@ def test_an_entry_that_another_process_replaced_is_opened_anew_and_is_no_damage(
     cache = filled(tmp_path)
     np.testing.assert_array_equal(cache.get_region(key(0), "image", ((0, 9),) * 3), image(0)[:9, :9, :9])
     other = Cache(tmp_path)
-    other._mark_damaged(key(0))
+    other._recorder.mark_damaged(key(0))
     other.put(key(0), {"image": image(7), "mask": image(8)})
     other.close()
     # The document kept is the old one, the mask's file was not open yet: the new one does not fit.
