@@ -130,7 +130,6 @@ class Cache:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._troubles = Troubles(self._counters.is_first, raising=self._on_error == "raise")
         self._entries = OpenEntries(self._store, ReadThreads(self._read_threads))
         self._recorder = Recorder(
@@ -142,6 +141,7 @@ class Cache:
             writers=self._writers,
             max_pending_bytes=self._max_pending_bytes,
         )
+        self._pid = os.getpid()  # last: another thread of a forked child takes the rest for its own from here on
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries", "_pid", "_recorder", "_troubles"}

@@ -6,7 +6,9 @@ __all__ = [
     "CacheConfigError",
     "CacheWriteError",
     "EntryDamagedError",
+    "EntryNotFoundError",
     "FingerprintError",
+    "MissingExtraError",
     "UnstorableError",
     "ZCacheError",
     "ZCacheWarning",
@@ -31,6 +33,17 @@ class UnstorableError(ZCacheError, TypeError):
 
 class EntryDamagedError(ZCacheError, OSError):
     """An entry is torn, truncated, foreign or of another format version: a miss, never a decode."""
+
+
+class EntryNotFoundError(ZCacheError, KeyError):
+    """A cache that is inspected has no such entry or array; the message lists what comes close."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # KeyError would show it in quotes
+
+
+class MissingExtraError(ZCacheError, ImportError):
+    """A package is not installed that only this function needs; the message says how to install it."""
 
 
 class CacheWriteError(ZCacheError, OSError):

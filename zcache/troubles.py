@@ -66,8 +66,10 @@ class Troubles:
         for text, error in noted:
             why = str(error) or type(error).__name__
             if self._raising:
-                if isinstance(error, UnstorableError | EntryDamagedError):
+                if isinstance(error, UnstorableError):
                     raise error
+                if isinstance(error, EntryDamagedError):
+                    raise EntryDamagedError(f"{text}: {why}") from error
                 raise CacheWriteError(f"{text}: {why}") from error
             warn_caller(f"{text}: {why}. Training goes on without it; further cases are only counted, in stats.")
 

@@ -310,6 +310,18 @@ def test_case_17_staging_of_dead_processes_is_swept_and_of_living_ones_never(tmp
     assert sweep_staging(tmp_path) == 0
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
+def test_case_17_staging_of_a_dead_process_that_nobody_waited_for_is_swept(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        owner = {**st._this_process(), "pid": child.pid, "started": st._start_time(child.pid)}
+        left = stage(tmp_path, "child", owner)
+        assert sweep_staging(tmp_path) == 0
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert sweep_staging(tmp_path) == 1
+        assert not left.exists()
+
+
 def test_sweeping_where_there_is_nothing(tmp_path):
     assert sweep_staging(tmp_path / "none") == 0
 

@@ -33,6 +33,7 @@ __all__ = [
     "ArrayRecord",
     "EntryRecord",
     "array_document",
+    "check_document",
     "entry_document",
     "parse_entry",
     "root_document",
@@ -173,6 +174,23 @@ def parse_entry(data: bytes) -> EntryRecord:
     EntryDamagedError
         Another format, a wrong checksum, contents that contradict themselves, or more than any entry may hold.
     """
+    check_document(data)
+    try:
+        return _parse_document(json.loads(data))
+    except EntryDamagedError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as e:
+        raise EntryDamagedError(f"its zarr.json is malformed: {type(e).__name__}: {e!s:.200}") from e
+
+
+def check_document(data: bytes) -> int:
+    """Check that a document is that of an entry and as it was written; return where what follows its checksum begins.
+
+    Raises
+    ------
+    EntryDamagedError
+        Another format, a wrong checksum, or too long.
+    """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise EntryDamagedError(f"its zarr.json has {len(data)} bytes, {MAX_DOCUMENT_BYTES} at most")
     digits, tail = data[len(_HEAD) : len(_HEAD) + _CRC_DIGITS], data[len(_HEAD) + _CRC_DIGITS :]
@@ -180,12 +198,7 @@ def parse_entry(data: bytes) -> EntryRecord:
         raise EntryDamagedError(f"its zarr.json is not that of a zcache entry of format {FORMAT}")
     if digits != b"%08x" % crc32c(tail):
         raise EntryDamagedError("its zarr.json does not match its checksum")
-    try:
-        return _parse_document(json.loads(data))
-    except EntryDamagedError:
-        raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as e:
-        raise EntryDamagedError(f"its zarr.json is malformed: {type(e).__name__}: {e!s:.200}") from e
+    return len(_HEAD) + _CRC_DIGITS + 1  # the quote
 
 
 def _parse_document(document: Json) -> EntryRecord:

@@ -19,6 +19,7 @@ from zcache.errors import EntryDamagedError
 
 __all__ = [
     "FileWriter",
+    "accessed_s",
     "close",
     "exists",
     "file_size",
@@ -217,7 +218,8 @@ def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
     """Remove a directory and all that it holds, as far as that can be done."""
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # some steps are not covered by ignore_errors
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
@@ -262,6 +264,11 @@ def is_link(path: str | os.PathLike[str]) -> bool:
         return stat.S_ISLNK(os.lstat(path).st_mode)
     except FileNotFoundError:
         return False
+
+
+def accessed_s(path: str | os.PathLike[str]) -> float:
+    """Return when a file was last read, in seconds since the epoch, as far as the file system keeps account of it."""
+    return os.lstat(path).st_atime
 
 
 def modified_s(path: str | os.PathLike[str]) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from zcache.encoding.chunking import ChunkRead, Region, whole_region
 from zcache.encoding.layout import ArrayRecord
 from zcache.encoding.narrowing import restore
-from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, SEAL_BYTES, ShardIndex, decode_chunk
+from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, SEAL_BYTES, ShardIndex, crc32c, decode_chunk
 from zcache.errors import EntryDamagedError
 from zcache.storage import files
 from zcache.storage.plan import Place, Slab, coalesce, plan_slabs
@@ -110,6 +110,29 @@ class Shard:
 
         self._threads.run(read_chunks, self._stored([parts[0][1] for parts in wanted.values()]))
         return codes if record.narrowing.kind == "identity" else [restore(box, record.narrowing) for box in codes]
+
+    def check(self) -> None:
+        """Read and decode every chunk, keeping none.
+
+        Raises
+        ------
+        EntryDamagedError
+            A chunk's checksum or header does not fit, or the chunks are not those that the entry was published with.
+        OSError
+            The file cannot be read.
+        """
+        record, grid = self.record, self.record.grid
+        checksums: dict[int, bytes] = {}
+
+        def check_chunks(some: Sequence[Place]) -> None:
+            scratch = np.empty(grid.chunk_shape, record.dtype)
+            for read, frame in _frames(self._fd, some):
+                decode_chunk(frame, scratch, record.codec)
+                checksums[read.chunk] = frame[-CHUNK_OVERHEAD_BYTES:].tobytes()
+
+        self._threads.run(check_chunks, self._stored(grid.reads(whole_region(grid.shape))))
+        if crc32c(b"".join(checksums[chunk] for chunk in sorted(checksums))) != record.seal:
+            raise EntryDamagedError("the chunks of a shard are not those that the entry was published with")
 
     def _stored(self, reads: Iterable[ChunkRead]) -> list[Place]:
         """Return where the chunks lie that were not left out."""

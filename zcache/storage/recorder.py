@@ -118,9 +118,12 @@ class Recorder:
             return
         try:
             entry, _ = self._entries.open(job.key)
-            self._index(job.key, entry, job.query, entry.read)
         except (FileNotFoundError, EntryDamagedError):
-            self._entries.forget(job.key)  # the next read finds out, and has the entry recomputed
+            return  # the next read finds out, and has the entry recomputed
+        try:
+            self._index(job.key, entry, job.query, entry.read)
+        except EntryDamagedError:
+            self._entries.forget(job.key)  # as above
 
     def _index(self, key: str, entry: StoredEntry, query: VoxelQuery, read: Callable[[str], np.ndarray]) -> None:
         stored_bytes = add_sets(self._store, key, entry, query, self._settings, read)

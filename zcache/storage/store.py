@@ -54,16 +54,19 @@ class Store:
     def __init__(self, cache_dir: str | os.PathLike[str]) -> None:
         self.cache_dir = Path(cache_dir)
         with contextlib.suppress(OSError):  # out of reach: every read will be a miss, every write a counted failure
-            if files.exists(self.cache_dir) and not files.is_directory(self.cache_dir):
+            # Asked again: it may be made, or be denied by a file system that falters, between two questions.
+            known = files.is_directory(self.cache_dir) or not files.exists(self.cache_dir)
+            if not known and not files.is_directory(self.cache_dir):
                 raise CacheConfigError(f"cache_dir must be a directory, but {self.cache_dir} is a file")
         self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._pid = os.getpid()
         self._staging: Path | None = None
+        self._made: list[Path] = []  # more than one if a file system once denied that it is there
         self._staged = 0
         self._in_use = 0
+        self._pid = os.getpid()  # last: another thread of a forked child takes the rest for its own from here on
 
     def __getstate__(self) -> dict[str, Any]:
         return {"cache_dir": self.cache_dir}
@@ -88,6 +91,11 @@ class Store:
         if _KEY.fullmatch(key) is None:
             raise ValueError(f"{key!r} is not a key: 32 lower-case hexadecimal digits")
         return self.root / key
+
+    @staticmethod
+    def is_key(name: str) -> bool:
+        """Whether an entry could bear this name: 32 lower-case hexadecimal digits."""
+        return _KEY.fullmatch(name) is not None
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of the published entries, in no particular order."""
@@ -138,7 +146,8 @@ class Store:
         return files.open_below(self.root, [*self._parts(key, child), name, *shard_path(ndim).split("/")])
 
     def _parts(self, key: str, child: str) -> list[str]:
-        self.group_path(key, child)
+        if not self.is_key(key) or (child and not is_array_name(child)):
+            self.group_path(key, child)  # says what is wrong
         return [key, child] if child else [key]
 
     @contextlib.contextmanager
@@ -239,9 +248,23 @@ class Store:
         """Remove this process's staging directory, unless another thread is building an entry in it."""
         self._notice_fork()
         with self._lock:
-            if self._staging is not None and not self._in_use:
-                files.remove_tree(self._staging)
+            if not self._in_use:
+                for path in self._made:
+                    files.remove_tree(path)
+                self._made = []
                 self._staging = None
+
+    def remove(self, key: str, child: str = "") -> None:
+        """Take an entry, or a group that was added to it, out of sight in one step, then remove it.
+
+        Whoever has it open can read on. Nothing happens if it is gone already.
+
+        Raises
+        ------
+        OSError
+            The file system refuses: no permission, or read-only.
+        """
+        self._discard(self.group_path(key, child))
 
     def _discard(self, final: Path) -> None:
         """Take a published entry out of sight in one step, then remove it."""
@@ -259,6 +282,7 @@ class Store:
         with self._lock:
             if self._staging is None or not files.is_directory(self._staging):
                 self._staging = self._make_staging()
+                self._made.append(self._staging)
             self._staged += 1
             path = self._staging / str(self._staged)
             files.make_directory(path)
@@ -271,8 +295,8 @@ class Store:
         files.make_directory(parent, parents=True)
         sweep_staging(parent)
         path = parent / uuid.uuid4().hex
-        files.make_directory(path)
         try:
+            files.make_directory(path)
             files.write_file(path / _OWNER, json.dumps(_this_process()).encode("ascii"))
             document = self.root / DOCUMENT
             if not files.exists(document):
@@ -334,19 +358,26 @@ def _host() -> str:
     """Name a range of process ids: host, boot and pid namespace, since containers share the first two."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
+        # Bytes: to open a text file imports its codec, and a child that is forked meanwhile never gets to have it.
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_bytes().decode("ascii").strip())
     with contextlib.suppress(OSError):
         parts.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115
     return " ".join(parts)
 
 
-def _start_time(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot, or None where /proc does not tell."""
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the third on, or None where /proc does not tell."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+        stat = Path(f"/proc/{pid}/stat").read_bytes().decode("ascii", "replace")
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()[19]  # field 22, counted behind the name, which may hold anything
+    return stat.rpartition(")")[2].split()  # the second one, the name, may hold anything
+
+
+def _start_time(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, or None where /proc does not tell."""
+    fields = _stat(pid)
+    return None if fields is None else fields[19]
 
 
 def _is_alive(pid: int, started: str | None) -> bool:
@@ -356,4 +387,9 @@ def _is_alive(pid: int, started: str | None) -> bool:
         return False
     except (PermissionError, OverflowError):
         pass
-    return started is None or _start_time(pid) in (started, None)
+    fields = _stat(pid)
+    if fields is None:
+        return True
+    # Dead, but nobody asked how it ended: so it stays where the first process of a container does not wait for orphans.
+    is_zombie = fields[0] == "Z" and fields[17] == "1"
+    return not is_zombie and started in (None, fields[19])

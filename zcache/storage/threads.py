@@ -32,11 +32,11 @@ class ReadThreads:
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         in_worker = multiprocessing.parent_process() is not None
         self.count = 1 if in_worker else max(1, min(self._n_threads, _cpu_count()))
+        self._pid = os.getpid()  # last: another thread of a forked child takes the rest for its own from here on
 
     def run(self, work: Callable[[Sequence[T]], None], parts: Sequence[T]) -> None:
         """Call `work` with the parts, all at once or divided among the threads; return when all are done.
