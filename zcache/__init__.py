@@ -18,11 +18,15 @@ if TYPE_CHECKING:
         CacheConfigError,
         CacheWriteError,
         EntryDamagedError,
+        EntryNotFoundError,
         FingerprintError,
+        MissingExtraError,
         UnstorableError,
         ZCacheError,
         ZCacheWarning,
     )
+    from zcache.inspection.entry import EntryView
+    from zcache.inspection.view import CacheView, open_cache
     from zcache.stats import CacheStats
     from zcache.training.dataset import CacheNTransDataset, PersistentDataset
     from zcache.training.split import uncached
@@ -34,13 +38,18 @@ __all__ = [
     "CacheConfigError",
     "CacheNTransDataset",
     "CacheStats",
+    "CacheView",
     "CacheWriteError",
     "EntryDamagedError",
+    "EntryNotFoundError",
+    "EntryView",
     "FingerprintError",
+    "MissingExtraError",
     "PersistentDataset",
     "UnstorableError",
     "ZCacheError",
     "ZCacheWarning",
+    "open_cache",
     "uncached",
 ]
 
@@ -49,13 +58,18 @@ _ROOMS = {
     "CacheConfigError": "zcache.errors",
     "CacheNTransDataset": "zcache.training.dataset",
     "CacheStats": "zcache.stats",
+    "CacheView": "zcache.inspection.view",
     "CacheWriteError": "zcache.errors",
     "EntryDamagedError": "zcache.errors",
+    "EntryNotFoundError": "zcache.errors",
+    "EntryView": "zcache.inspection.entry",
     "FingerprintError": "zcache.errors",
+    "MissingExtraError": "zcache.errors",
     "PersistentDataset": "zcache.training.dataset",
     "UnstorableError": "zcache.errors",
     "ZCacheError": "zcache.errors",
     "ZCacheWarning": "zcache.errors",
+    "open_cache": "zcache.inspection.view",
     "uncached": "zcache.training.split",
 }
 

@@ -1,0 +1,79 @@
+"""Arrays of a cache as NIfTI files. Needs nibabel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nibabel as nib
+import numpy as np
+
+from zcache.errors import CacheConfigError
+from zcache.inspection.planes import Geometry
+from zcache.inspection.subjects import picked
+
+if TYPE_CHECKING:
+    from zcache.inspection.entry import EntryView
+
+__all__ = ["export"]
+
+_SUFFIXES = (".nii", ".nii.gz")
+_UNKNOWN, _SCANNER = 0, 1  # NIfTI's codes for what coordinates are
+_MAX_AXES = 7
+_WIDER = {"bool": "uint8", "float16": "float32"}  # types that NIfTI lacks
+
+
+def export(entry: EntryView, path: Path, name: str | None = None) -> Path:
+    """Write an array; see `EntryView.to_nifti`.
+
+    Raises
+    ------
+    CacheConfigError
+        The name of the file says another format, or NIfTI cannot hold the array.
+    """
+    if not path.name.endswith(_SUFFIXES):
+        raise CacheConfigError(f"{path} should end in .nii.gz or .nii: only NIfTI is written")
+    place, space = picked(entry, name)
+    volume = _storable(_spatial_first(entry.read(place.name or place.place), space))
+    header = nib.Nifti1Header()
+    header.set_data_dtype(volume.dtype)
+    header.set_data_shape(volume.shape)
+    affine, code = _affine(space)
+    # Only the general form: the other one, a quaternion, has no shear, and fails on what cannot be inverted.
+    header.set_sform(affine, code)
+    header["pixdim"][1 : 1 + len(space.spatial)] = space.orientation.spacing
+    header.set_xyzt_units("mm")
+    nib.save(nib.Nifti1Image(volume, None, header), path)
+    return path
+
+
+def _spatial_first(data: np.ndarray, space: Geometry) -> np.ndarray:
+    """Return an array as NIfTI has it: three axes of space, then the channels if there are several."""
+    others = [axis for axis in range(data.ndim) if axis not in space.spatial]
+    turned = data.transpose(*space.spatial, *others)
+    spatial = (*space.size, 1)[:3]
+    rest = tuple(n for n in turned.shape[len(space.spatial) :] if n > 1)
+    if len(spatial) + len(rest) > _MAX_AXES:
+        raise CacheConfigError(f"an array of shape {data.shape} has more axes than NIfTI can hold")
+    # The fourth axis of NIfTI is time; channels stand there too, as most programs expect.
+    return turned.reshape(*spatial, *rest)
+
+
+def _storable(volume: np.ndarray) -> np.ndarray:
+    dtype = np.dtype(_WIDER.get(volume.dtype.name, volume.dtype.name))
+    if dtype.kind in "iu" and dtype.itemsize > 4 and volume.size:  # noqa: PLR2004 - few programs read 64-bit integers
+        fits = np.iinfo(np.int32)
+        if fits.min <= int(volume.min()) and int(volume.max()) <= fits.max:
+            dtype = np.dtype(np.int32)
+    return volume.astype(dtype, copy=False)
+
+
+def _affine(space: Geometry) -> tuple[np.ndarray, int]:
+    """Return a 4 × 4 affine, and whether it means anything."""
+    affine = np.eye(4)
+    if space.affine is None or not np.isfinite(space.affine).all():
+        return affine, _UNKNOWN
+    n = min(len(space.affine) - 1, 3)
+    affine[:n, :n] = space.affine[:n, :n]
+    affine[:n, 3] = space.affine[:n, -1]
+    return affine, _SCANNER
