@@ -258,17 +258,14 @@ def test_a_store_of_another_format(cache_dir):
     assert "no zarr.json" in zcache.open_cache(cache_dir).problem
 
 
-def test_it_opens_soon_and_without_torch(tmp_path):
+def test_it_opens_without_loading_anything_large(tmp_path):
     script = """
-        import sys, time
+        import sys
         import zcache
         zcache.open_cache
-        print(time.process_time(), bool({"torch", "monai", "zarr", "rich", "matplotlib"} & set(sys.modules)))
+        print(sorted({"torch", "monai", "zarr", "rich", "matplotlib"} & set(sys.modules)))
     """
-    env = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled")}
-    runs = [run_script(script, folder=tmp_path, **env).split() for _ in range(6)]
-    assert {loaded for _, loaded in runs} == {"False"}
-    assert min(float(seconds) for seconds, _ in runs) < 0.5
+    assert run_script(script, folder=tmp_path) == "[]"
 
 
 def test_moments():
