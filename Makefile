@@ -15,6 +15,7 @@ help:
 	@echo 'make demo   train a small U-Net without a cache, with MONAI'\''s and with zcache; one table (4 minutes and 2 GB the first time)'
 	@echo 'make test   ruff, mypy, the import contract, pytest'
 	@echo 'make test-nfs  two hosts on real kernel NFS in a User-Mode-Linux kernel: the long form, with figures (10 minutes; root)'
+	@echo 'make stress  processes killed at random moments, DataLoader starts by each method: the long form, with figures (half an hour)'
 	@echo 'make lint   the same without pytest'
 	@echo 'make bench  the benchmark behind the tables in README.md (half an hour, 4 GB of disk)'
 	@echo 'make fuzz   mutate entries of a cache for FUZZ_S seconds (60) and count crashes, hangs and wrong reads'
@@ -31,6 +32,10 @@ test: lint
 test-nfs: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.nfs.packages
 	@ZCACHE_NFS_ROUNDS=$(NFS_ROUNDS) $(BIN)/python -m pytest -q tests/nfs
+
+# How long: ZCACHE_STRESS_ROUNDS (400), ZCACHE_STRESS_STARTS (200 per method), ZCACHE_STRESS_EXAMPLES (300).
+stress: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.stress.long
 
 lint: $(VENV)/dev.stamp
 	@echo '== ruff'
