@@ -7,8 +7,9 @@ runs), prints Markdown tables and writes every sample to ``--json``. How each fi
   take turns, in another order each round. Building the dataset counts, since two of the peers fill their cache there.
 - Later epochs: the caches are opened anew; one thread. Peers take turns item by item. Those that end in a random crop
   draw the same patches for every peer.
-- Memory: before each of these, the process touches and frees as much memory as is needed, because the first touch of
-  memory that a virtual machine has handed back to its host is ten times as slow, for whoever comes first.
+- Memory: before each whole volume, the process touches and frees as much memory as is needed, because the first touch
+  of memory that a virtual machine has handed back to its host is ten times as slow, for whoever comes first. Not so
+  before patches: it would empty the processor's caches too, in which small reads find much of what they need.
 - Cold: as root the whole page cache is dropped before each epoch, otherwise the kernel is asked to forget the caches'
   files. Bytes read from disk are those that the kernel charges to this process.
 - 150 MB/s: as root, with cgroup v1, a process of its own reads under a blkio limit. The limit grants a burst after each
@@ -120,18 +121,19 @@ def run_later(pipeline: Pipeline, items: Items, caches: Path, plan: Plan, result
         cache_dir = caches / peer.label
         results[peer.label] |= {"bytes": tree_bytes(cache_dir), "files": tree_files(cache_dir)}
     datasets = open_filled(pipeline.key, cached, items, caches)
+    memory = 0 if pipeline.patches else plan.memory
     with threads(1):
         reference = pipeline.make().set_random_state(0)(dict(items[0]))
         for peer, dataset in datasets.items():
             check_equal(reference, dataset[0], peer)
             dataset.transform.set_random_state(1)
-        warm = later_epochs(datasets, plan.later_epochs, memory=plan.memory, title=f"{pipeline.key}: warm")
+        warm = later_epochs(datasets, plan.later_epochs, memory=memory, title=f"{pipeline.key}: warm")
         cold = cold_epochs(
             {peer: datasets[peer] for peer in on_disk},
             plan.later_epochs,
             caches,
             system_wide=plan.system_wide,
-            memory=plan.memory,
+            memory=memory,
             title=f"{pipeline.key}: cold",
         )
     for dataset in datasets.values():
@@ -140,9 +142,7 @@ def run_later(pipeline: Pipeline, items: Items, caches: Path, plan: Plan, result
     rate = 0.0
     if plan.throttle and ReadLimit.possible(caches):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            job = pool.submit(
-                throttled_epochs, pipeline.key, on_disk, list(items), caches, plan.later_epochs, plan.memory
-            )
+            job = pool.submit(throttled_epochs, pipeline.key, on_disk, list(items), caches, plan.later_epochs, memory)
             rate, throttled = job.result()
         if abs(rate / NFS_RATE - 1) <= RATE_TOLERANCE:
             measured["throttled"] = throttled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from tests.training.test_crop import drawn, make_item, on_and_off
 from zcache import PersistentDataset
 from zcache.cache import Cache
 from zcache.encoding.payload import encode_item
-from zcache.storage import files
+from zcache.storage import files, recorder
 from zcache.storage.voxels import open_sets
 from zcache.training.leaves import torch_leaf_codecs
 from zcache.training.select import voxel_query
@@ -311,3 +312,21 @@ def test_what_monai_refuses_it_refuses_alike(tmp_path):
                 errors.append((type(caught.value.__cause__), str(caught.value.__cause__)))
     assert len(set(errors)) == 1
     assert errors[0][0] is ValueError
+
+
+def test_an_entry_that_is_evicted_before_it_is_indexed_is_no_trouble(tmp_path, monkeypatch, heard):
+    real = recorder.write_entry
+
+    def evicted(store, key, *args, **kwargs):
+        written = real(store, key, *args, **kwargs)
+        shutil.rmtree(store.entry_path(key))
+        return written
+
+    monkeypatch.setattr(recorder, "write_entry", evicted)
+    with Cache(tmp_path, leaf_codecs=torch_leaf_codecs(), on_error="raise") as cache:
+        assert indexed(cache, labelled(), pos_neg()) is None
+        assert (cache.stats.stored, cache.stats.indexed, cache.stats.not_indexed) == (1, 0, 0)
+    monkeypatch.undo()
+    with Cache(tmp_path, leaf_codecs=torch_leaf_codecs(), on_error="raise") as cache:
+        assert len(indexed(cache, labelled(), pos_neg())) == 2
+    assert not heard

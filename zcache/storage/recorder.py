@@ -17,7 +17,7 @@ from zcache.encoding.voxels import VoxelQuery
 from zcache.errors import EntryDamagedError
 from zcache.keys import canonical_json
 from zcache.stats import SKIP_REASONS, Counters
-from zcache.storage.entry import OpenEntries, StoredEntry
+from zcache.storage.entry import OpenEntries
 from zcache.storage.pending import PendingItem
 from zcache.storage.pool import WriterPool
 from zcache.storage.store import Store
@@ -116,17 +116,19 @@ class Recorder:
         if isinstance(job, PendingItem):
             self._write(key, job)
             return
-        try:
-            entry, _ = self._entries.open(job.key)
-        except (FileNotFoundError, EntryDamagedError):
-            return  # the next read finds out, and has the entry recomputed
-        try:
-            self._index(job.key, entry, job.query, entry.read)
-        except EntryDamagedError:
-            self._entries.forget(job.key)  # as above
+        self._index(job.key, job.query)
 
-    def _index(self, key: str, entry: StoredEntry, query: VoxelQuery, read: Callable[[str], np.ndarray]) -> None:
-        stored_bytes = add_sets(self._store, key, entry, query, self._settings, read)
+    def _index(self, key: str, query: VoxelQuery, read: Callable[[str], np.ndarray] | None = None) -> None:
+        """Add an index to an entry; one that is gone or damaged is left to the next read, which has it recomputed."""
+        try:
+            entry, _ = self._entries.open(key)
+        except (FileNotFoundError, EntryDamagedError):
+            return
+        try:
+            stored_bytes = add_sets(self._store, key, entry, query, self._settings, read or entry.read)
+        except EntryDamagedError:
+            self._entries.forget(key)
+            return
         if stored_bytes:
             self._counters.add(indexed=1, stored_bytes=stored_bytes)
 
@@ -154,7 +156,7 @@ class Recorder:
         if pending.query is not None:
             job = _IndexJob(key, pending.query)
             try:
-                self._index(key, self._entries.open(key)[0], pending.query, pending.peek)
+                self._index(key, pending.query, pending.peek)
             except Exception as e:  # noqa: BLE001 - the boundary of the pool: the entry is written, only the index not
                 self._failed(job.name, job, e)
 
