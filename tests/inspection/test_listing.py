@@ -121,7 +121,7 @@ def test_damage_is_named(cache_dir):
     assert surveyed(cache_dir).problem == "it has no zarr.json"
 
 
-def test_an_unknown_format_is_named(cache_dir):
+def test_case_36_an_unknown_format_is_named(cache_dir):
     path = Store(cache_dir).entry_path(key(1)) / "zarr.json"
     path.write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"zcache": {"format": 7}}}))
     info = surveyed(cache_dir)

@@ -207,7 +207,7 @@ def test_an_entry_that_is_replaced_while_it_is_open(cache_dir, view):
     assert same_bits(zcache.open_cache(cache_dir)[key(1)].load()["image"], item(7)["image"])
 
 
-def test_listing_while_others_write_and_remove(cache_dir):
+def test_case_35_listing_while_others_write_and_remove(cache_dir):
     stop = threading.Event()
 
     def churn():
@@ -232,7 +232,7 @@ def test_listing_while_others_write_and_remove(cache_dir):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
-def test_a_group_that_does_not_own_the_cache_reads_it(cache_dir):
+def test_case_37_a_group_that_does_not_own_the_cache_reads_it(cache_dir):
     for path in [cache_dir, *cache_dir.rglob("*")]:
         os.chown(path, 0, 4242)
         path.chmod(0o2750 if path.is_dir() else 0o640)
@@ -249,7 +249,7 @@ def test_a_group_that_does_not_own_the_cache_reads_it(cache_dir):
     in_fork(look)
 
 
-def test_a_store_of_another_format(cache_dir):
+def test_case_36_a_store_of_another_format(cache_dir):
     assert zcache.open_cache(cache_dir).problem == ""
     document = cache_dir / "cache.zarr" / "zarr.json"
     document.write_text(document.read_text().replace('"format":1', '"format":2'))
