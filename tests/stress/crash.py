@@ -147,8 +147,9 @@ class Worker:
             name = names[self.rng.integers(len(names))]
             self.board.damaged[int(name, 16)] = True
             paths = [p for p in self.cache._store.entry_path(name).rglob("*") if p.is_file()]
-            with contextlib.suppress(FileNotFoundError):  # mended meanwhile
-                self._damage(paths[self.rng.integers(len(paths))] if paths else Path())
+            if paths:
+                with contextlib.suppress(FileNotFoundError):  # mended meanwhile
+                    self._damage(paths[self.rng.integers(len(paths))])
 
     def _damage(self, path: Path) -> None:
         with path.open("r+b") as f:

@@ -118,6 +118,8 @@ def train(folder: Path, board: Board, rank: int, n: int, seed: int) -> None:
         except RuntimeError as e:
             if "killed by signal" not in str(e) and "exited unexpectedly" not in str(e):
                 raise
+        except (EOFError, ConnectionError, FileNotFoundError):
+            pass  # of torch, which fetches a tensor from a worker that was killed after it had announced it
         else:
             board.add(_slot(rank, 0), "epochs", 2)
         assert not ds.stats.skipped, ds.stats.skipped
