@@ -173,7 +173,7 @@ def test_the_index_comes_back(lengths):
     np.testing.assert_array_equal(back.table, index.table)
     offset = 0
     for i, n in enumerate(lengths):
-        assert back.place(i) == ((offset, n) if n else None)
+        assert back.places()[i] == ((offset, n) if n else None)
         offset += n
 
 
@@ -226,7 +226,7 @@ def test_an_index_that_lies_is_damage_even_with_a_valid_checksum(place, says):
 
 def test_a_place_may_reach_up_to_the_index():
     index = ShardIndex(np.array([[80, 20], [0, 100]], np.uint64)).encode()
-    assert ShardIndex.decode(index, 2, 100 + len(index)).place(0) == (80, 20)
+    assert ShardIndex.decode(index, 2, 100 + len(index)).places()[0] == (80, 20)
 
 
 @pytest.mark.parametrize(

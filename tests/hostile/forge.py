@@ -57,7 +57,7 @@ class Shard:
     @classmethod
     def parse(cls, data: bytes, n_chunks: int) -> Shard:
         index = ShardIndex.decode(data[len(data) - ShardIndex.nbytes(n_chunks) :], n_chunks, len(data))
-        places = [index.place(i) for i in range(n_chunks)]
+        places = index.places()
         return cls([b"" if p is None else data[p[0] : p[0] + p[1] - 4] for p in places])
 
     def encode(self) -> tuple[bytes, int, int]:

@@ -21,9 +21,11 @@ __all__ = [
     "ChunkGrid",
     "ChunkRead",
     "ChunkSpec",
+    "Overlap",
     "Region",
     "check_region",
     "choose_chunk_shape",
+    "combine",
     "parse_chunks",
     "whole_region",
 ]
@@ -33,6 +35,9 @@ Region: TypeAlias = tuple[tuple[int, int], ...]
 
 ChunkSpec: TypeAlias = Literal["auto"] | tuple[int, ...]
 """``"auto"``, or the chunk's extent along the trailing axes of an array."""
+
+Overlap: TypeAlias = tuple[int, slice, slice]
+"""Of a region with a chunk, along one axis: the chunk's number, the part of the chunk, the part of the region."""
 
 TARGET_BYTES = 256 * 1024
 """Bytes of a chunk aimed at: decoded, it fits an L2 cache; encoded, it is one disk read ahead."""
@@ -103,25 +108,39 @@ class ChunkGrid:
 
     def reads(self, region: Region) -> list[ChunkRead]:
         """Plan the read of a region: every chunk that overlaps it, in index order."""
-        axes = []
-        for (start, stop), n_chunk in zip(region, self.chunk_shape, strict=True):
-            if start >= stop:
-                return []
-            axis = []
-            for i in range(start // n_chunk, (stop - 1) // n_chunk + 1):
-                first = i * n_chunk
-                low, high = max(start, first), min(stop, first + n_chunk)
-                axis.append((i, slice(low - first, high - first), slice(low - start, high - start)))
-            axes.append(axis)
-        strides = [math.prod(self.counts[i + 1 :]) for i in range(len(self.counts))]
-        return [
-            ChunkRead(
-                sum(cell[0] * stride for cell, stride in zip(cells, strides, strict=True)),
-                tuple(cell[1] for cell in cells),
-                tuple(cell[2] for cell in cells),
-            )
-            for cells in itertools.product(*axes)
-        ]
+        return list(combine(self.overlaps(region), self.strides))
+
+    @property
+    def strides(self) -> list[int]:
+        """How far apart in the shard's index neighbours along each axis are."""
+        counts = self.counts
+        return [math.prod(counts[i + 1 :]) for i in range(len(counts))]
+
+    def overlaps(self, region: Region) -> list[list[Overlap]]:
+        """Return, for each axis, the overlaps of a region with the chunks along it."""
+        return [_overlaps(start, stop, n) for (start, stop), n in zip(region, self.chunk_shape, strict=True)]
+
+
+def combine(axes: Sequence[Sequence[Overlap]], strides: Sequence[int]) -> Iterator[ChunkRead]:
+    """Yield every combination of overlaps along several axes, in index order.
+
+    Parameters
+    ----------
+    axes, strides : sequence
+        Of `ChunkGrid.overlaps` and `ChunkGrid.strides`: of all axes, or of those on one side of an axis.
+    """
+    for cells in itertools.product(*axes):
+        chunk = sum(cell[0] * stride for cell, stride in zip(cells, strides, strict=True))
+        yield ChunkRead(chunk, tuple(cell[1] for cell in cells), tuple(cell[2] for cell in cells))
+
+
+def _overlaps(start: int, stop: int, n_chunk: int) -> list[Overlap]:
+    cells = []
+    for i in range(start // n_chunk, -(-stop // n_chunk) if start < stop else 0):
+        first = i * n_chunk
+        low, high = max(start, first), min(stop, first + n_chunk)
+        cells.append((i, slice(low - first, high - first), slice(low - start, high - start)))
+    return cells
 
 
 def whole_region(shape: Sequence[int]) -> Region:

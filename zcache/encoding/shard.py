@@ -165,11 +165,6 @@ class ShardIndex:
         """Return (offset, bytes) of each chunk, None for one that is left out: all fill value."""
         return [None if nbytes == _MISSING else (offset, nbytes) for offset, nbytes in self.table.tolist()]
 
-    def place(self, chunk: int) -> tuple[int, int] | None:
-        """Return (offset, bytes) of a chunk, or None if it is left out: all fill value."""
-        offset, nbytes = self.table[chunk]
-        return None if nbytes == _MISSING else (int(offset), int(nbytes))
-
 
 def frames(codes: np.ndarray, grid: ChunkGrid, codec: BloscCodec) -> Iterator[bytes]:
     """Yield each chunk of an array encoded, checksum included, in index order; empty for one that is all zero bytes."""

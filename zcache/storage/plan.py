@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zcache.encoding.chunking import ChunkGrid, ChunkRead, Region
+from zcache.encoding.chunking import ChunkGrid, ChunkRead, Region, combine
 
 __all__ = ["Place", "RangeRead", "Slab", "coalesce", "plan_slabs"]
 
@@ -80,18 +79,17 @@ def plan_slabs(grid: ChunkGrid, region: Region, max_elements: int) -> list[Slab]
     >>> [slab.out_part for slab in plan_slabs(grid, ((1, 4), (0, 6), (0, 6)), max_elements=80)]
     [(slice(0, 1, None),), (slice(1, 3, None),)]
     """
-    axes = [_cells(start, stop, n) for (start, stop), n in zip(region, grid.chunk_shape, strict=True)]
+    axes, strides = grid.overlaps(region), grid.strides
     if not all(axes):
         return []
     extents = [stop - start for start, stop in region]
-    strides = [math.prod(grid.counts[i + 1 :]) for i in range(len(extents))]
     depth = 0
     while depth < len(extents) - 1 and math.prod(extents) > max_elements:
         extents[depth] = min(extents[depth], grid.chunk_shape[depth])
         depth += 1
-    tails = list(_boxes(axes[depth:], strides[depth:]))
+    tails = list(combine(axes[depth:], strides[depth:]))
     slabs = []
-    for first, chunk_lead, out_lead in _boxes(axes[:depth], strides[:depth]):
+    for first, chunk_lead, out_lead in combine(axes[:depth], strides[:depth]):
         all_of_it = tuple(slice(0, part.stop - part.start) for part in out_lead)
         reads = [ChunkRead(first + index, chunk_lead + chunk, all_of_it + out) for index, chunk, out in tails]
         slabs.append(Slab(out_lead, tuple(reads)))
@@ -119,22 +117,3 @@ def coalesce(places: Sequence[Place]) -> Iterator[RangeRead]:
         stop = end
     if group:
         yield RangeRead(start, stop, tuple(group))
-
-
-def _cells(start: int, stop: int, n_chunk: int) -> list[tuple[int, slice, slice]]:
-    """Return the chunks along one axis: number, overlap with the region as part of the chunk, as part of the output."""
-    cells = []
-    for i in range(start // n_chunk, -(-stop // n_chunk) if start < stop else 0):
-        first = i * n_chunk
-        low, high = max(start, first), min(stop, first + n_chunk)
-        cells.append((i, slice(low - first, high - first), slice(low - start, high - start)))
-    return cells
-
-
-def _boxes(
-    axes: Sequence[Sequence[tuple[int, slice, slice]]], strides: Sequence[int]
-) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
-    """Yield every combination of cells of several axes: the chunks' index, part in the chunk, part in the output."""
-    for cells in itertools.product(*axes):
-        index = sum(cell[0] * stride for cell, stride in zip(cells, strides, strict=True))
-        yield index, tuple(cell[1] for cell in cells), tuple(cell[2] for cell in cells)
