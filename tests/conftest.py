@@ -1,13 +1,16 @@
-"""Fixtures shared by all tests: real volumes where they are at hand, generated ones everywhere."""
+"""Fixtures shared by all tests: volumes, real ones where they are at hand; warnings; counts of what was tried."""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+_TALLY = "tally/"
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -58,3 +61,28 @@ def no_warnings(capfd) -> Iterator[None]:
     err = capfd.readouterr().err
     assert "Warning" not in err, err
     assert "Traceback" not in err, err
+
+
+@pytest.fixture
+def tally(request, record_property):
+    """Count outcomes by name; the sums of a folder's tests are printed at the end, for docs/reliability.md.
+
+    They travel with the report of a test's end, from the processes of pytest-xdist too.
+    """
+    counts: Counter[str] = Counter()
+    yield counts
+    for what, n in counts.items():
+        record_property(f"{_TALLY}{request.path.parent.name}/{what}", n)
+
+
+def pytest_terminal_summary(terminalreporter):
+    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", "") == "teardown":
+                for name, n in report.user_properties:
+                    if name.startswith(_TALLY):
+                        folder, what = name.removeprefix(_TALLY).split("/", 1)
+                        totals[folder][what] += n
+    for folder, counts in sorted(totals.items()):
+        terminalreporter.write_line(f"{folder}: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items()) if n))
