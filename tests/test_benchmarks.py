@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import checks, data, demo, epochs, measure, peers, report, rounds
+from benchmarks import checks, data, demo, epochs, measure, parts, peers, report, rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,3 +101,10 @@ def test_checks_quick_run_prints_a_share_of_both_forms(capsys: pytest.CaptureFix
     rows = [line for line in capsys.readouterr().out.splitlines() if "ms" in line]
     assert [row.split("|")[1].strip() for row in rows] == ["CT (int16 codes)", "windowed CT (uint8 codes)"]
     assert all(float(row.split("|")[3].strip().rstrip("%")) < 100 for row in rows)
+
+
+def test_parts_quick_run_prints_each_step_of_four_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parts.main(["--quick", "--patches", "2", "--rounds", "1"]) == 0
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if "CT" in line]
+    assert [row[0].strip() for row in rows] == ["CT, patch", "CT, whole", "windowed CT, patch", "windowed CT, whole"]
+    assert all(float(cell) >= 0 for row in rows for cell in row[1:])
