@@ -7,16 +7,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 WORKERS ?= 2
 FUZZ_S ?= 60
 NFS_ROUNDS ?= 5
+VIEWERS := tests/viewers/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-nfs lint bench fuzz clean
+.PHONY: help demo test test-nfs lint docs viewers bench fuzz clean
 
 help:
 	@echo 'make demo   train a small U-Net without a cache, with MONAI'\''s and with zcache; one table (4 minutes and 2 GB the first time)'
-	@echo 'make test   ruff, mypy, the import contract, pytest'
+	@echo 'make test   ruff, mypy, the import contract, the documentation, pytest'
 	@echo 'make test-nfs  two hosts on real kernel NFS in a User-Mode-Linux kernel: the long form, with figures (10 minutes; root)'
 	@echo 'make stress  processes killed at random moments, DataLoader starts by each method: the long form, with figures (half an hour)'
 	@echo 'make lint   the same without pytest'
+	@echo 'make docs   the documentation site, into build/site; without network'
+	@echo 'make viewers  the JavaScript packages that open a cache in tests/viewers (npm; 70 MB); make test does it too'
 	@echo 'make bench  the benchmark behind the tables in README.md (half an hour, 4 GB of disk)'
 	@echo 'make fuzz   mutate entries of a cache for FUZZ_S seconds (60) and count crashes, hangs and wrong reads'
 	@echo 'make clean  remove .venv, build products and the caches of demo and benchmark'
@@ -24,9 +27,17 @@ help:
 demo: $(VENV)/demo.stamp
 	@$(BIN)/python -m benchmarks.demo
 
-test: lint
+test: lint viewers
 	@echo '== pytest'
 	@$(BIN)/python -m pytest -q -n $(WORKERS)
+
+# Without npm, or without network, the tests in tests/viewers are skipped; in continuous integration they fail.
+viewers: $(if $(shell command -v npm),$(VIEWERS))
+
+$(VIEWERS): $(addprefix tests/viewers/,package.json package-lock.json .npmrc ikonate/package.json)
+	@echo 'Installing the JavaScript packages of tests/viewers ...'
+	@cd tests/viewers && npm ci --loglevel=error || { \
+		rm -rf node_modules; echo 'npm failed: the tests in tests/viewers cannot run' >&2; test "$$CI" != true; }
 
 # Gets the Debian packages that are not installed (45 MB), installs none of them.
 test-nfs: $(VENV)/dev.stamp
@@ -45,6 +56,11 @@ lint: $(VENV)/dev.stamp
 	@$(BIN)/mypy --strict zcache
 	@echo '== import contract'
 	@$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
+
+docs: $(VENV)/dev.stamp
+	@echo '== documentation'
+	@$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/dev.stamp
 	@$(BIN)/python -m benchmarks.epochs
@@ -53,7 +69,7 @@ fuzz: $(VENV)/dev.stamp $(VENV)/fuzz.stamp
 	@$(BIN)/python -m tests.hostile.fuzz_entry $(FUZZ_S)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) tests/viewers/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo 'zcache: no $(PYTHON) here; name another with make PYTHON=...' >&2; exit 1; }
