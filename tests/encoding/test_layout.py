@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,11 +20,13 @@ from zcache.encoding.layout import (
     EntryRecord,
     array_document,
     entry_document,
+    group_document,
     parse_entry,
     root_document,
     shard_path,
 )
 from zcache.encoding.narrowing import Narrowing, Precision, narrow, restore
+from zcache.encoding.ome import Image, entry_metadata, label_groups
 from zcache.encoding.shard import BloscCodec, ShardIndex, crc32c
 from zcache.errors import EntryDamagedError
 
@@ -62,6 +65,15 @@ def entry() -> EntryRecord:
     arrays["affine"][0, 0, 0, :3] = [np.nan, np.inf, -np.inf]
     lossless = {name: record_for(a, chunk_shape=(1, 4, 4, 4)) for name, a in arrays.items() if name != "affine"}
     return EntryRecord(TREE, {**lossless, "affine": record_for(arrays["affine"], 0.01)}, ABOUT)
+
+
+def entry_with_images() -> EntryRecord:
+    """The same with two of the arrays for viewers, one of them a label."""
+    plain = entry()
+    cast = replace(plain.arrays["cast"], axes="cxyz", is_label=True)
+    arrays = {**plain.arrays, "identity": replace(plain.arrays["identity"], axes="cxyz"), "cast": cast}
+    image, label = (Image(name, "cxyz", (1.0, 2.0, 2.0, 3.0), (), True) for name in ("identity", "cast"))
+    return replace(plain, arrays=arrays, ome=entry_metadata([image]), label_groups=label_groups([label]))
 
 
 def sealed(document: object) -> bytes:
@@ -262,6 +274,96 @@ def test_documents_that_contradict_themselves_are_damage_even_with_a_valid_check
         data = changed(path, value)
     with pytest.raises(EntryDamagedError):
         parse_entry(data)
+
+
+def test_what_is_for_viewers_comes_back():
+    record = entry_with_images()
+    data = entry_document(record)
+    back = parse_entry(data)
+    assert {name: (a.axes, a.is_label) for name, a in back.arrays.items() if a.axes} == {
+        "identity": ("cxyz", False),
+        "cast": ("cxyz", True),
+    }
+    assert (back.ome, back.label_groups) == (record.ome, record.label_groups)
+    assert entry_document(back) == data
+    document = json.loads(data)
+    assert list(document["attributes"]) == ["zcache", "ome"]
+    metadata = document["consolidated_metadata"]["metadata"]
+    assert set(metadata) == {*record.arrays, "labels", "labels/cast", "labels/cast/0"} - {"cast"}
+    for path, ome in record.label_groups.items():
+        assert metadata[path] == json.loads(group_document(ome))
+        assert GroupMetadata.from_dict(dict(metadata[path])).attributes == {"ome": ome}
+    found = ArrayV3Metadata.from_dict(json.loads(array_document(record.arrays["cast"])))
+    assert found.dimension_names == ("c", "x", "y", "z")
+    assert entry_document(entry()) == entry_document(parse_entry(entry_document(entry())))
+
+
+ATTRIBUTES = ("attributes",)
+IMAGE = ("attributes", "ome", "multiscales", 0)
+GROUP = (*ZARR, "labels/cast", "attributes", "ome", "multiscales", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*OWN, "cast", "is_label"), False),
+        ((*OWN, "cast", "is_label"), 1),
+        ((*OWN, "cast", "is_label"), "../cast"),
+        ((*OWN, "cast", "is_label"), KeyError),
+        ((*OWN, "cast", "axes"), ""),
+        ((*OWN, "cast", "axes"), KeyError),
+        ((*OWN, "cast", "axes"), "xyz"),
+        ((*OWN, "cast", "axes"), "cxyy"),
+        ((*OWN, "cast", "axes"), "xyzc"),
+        ((*OWN, "cast", "axes"), ["c", "x", "y", "z"]),
+        ((*OWN, "identity", "is_label"), True),
+        ((*OWN, "bytes", "axes"), "cxyz"),
+        ((*OWN, "bytes", "is_label"), True),
+        ((*ZARR, "identity", "dimension_names"), KeyError),
+        ((*ZARR, "identity", "dimension_names"), ["c", "x", "z", "y"]),
+        ((*ZARR, "labels/cast/0"), KeyError),
+        ((*ZARR, "labels/cast"), KeyError),
+        ((*ZARR, "labels/cast"), {}),
+        ((*ZARR, "labels"), KeyError),
+        ((*ZARR, "labels", "node_type"), "array"),
+        ((*ZARR, "labels", "attributes", "ome", "labels"), []),
+        ((*ZARR, "labels", "attributes", "ome", "labels"), ["../../cast"]),
+        ((*ZARR, "more"), {}),
+        ((*ZARR, "cast"), {}),
+        ((*GROUP, "datasets", 0, "path"), "../../identity"),
+        ((*GROUP, "axes", 1, "name"), "y"),
+        ((*GROUP, "datasets"), []),
+        ((*ATTRIBUTES, "ome"), KeyError),
+        ((*ATTRIBUTES, "ome"), None),
+        ((*ATTRIBUTES, "ome"), []),
+        ((*IMAGE, "datasets", 0, "path"), "../identity"),
+        ((*IMAGE, "datasets", 0, "path"), "bytes"),
+        ((*IMAGE, "datasets"), []),
+        ((*IMAGE, "axes", 0, "name"), 7),
+    ],
+)
+def test_what_viewers_are_told_has_to_be_about_the_entrys_own_arrays(path, value):
+    document = json.loads(entry_document(entry_with_images()))
+    assert parse_entry(sealed(document)).tree == TREE
+    *lead, last = path
+    node = document
+    for step in lead:
+        node = node[step]
+    if value is KeyError:
+        del node[last]
+    else:
+        node[last] = value
+    with pytest.raises(EntryDamagedError):
+        parse_entry(sealed(document))
+
+
+@pytest.mark.parametrize("name", ["labels", "Labels"])
+def test_no_array_lies_where_the_labels_do(name):
+    plain, shown = entry(), entry_with_images()
+    assert parse_entry(entry_document(replace(plain, arrays={name: plain.arrays["cast"]}))).tree == TREE
+    both = replace(shown, arrays={**shown.arrays, name: plain.arrays["cast"]})
+    with pytest.raises(EntryDamagedError):
+        parse_entry(entry_document(both))
 
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "a/b", "", "..", "zarr.json", "c"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zcache.encoding.layout import parse_entry, shard_path
+from zcache.encoding.layout import array_parts, parse_entry, shard_path
 from zcache.encoding.shard import SEAL_BYTES, ShardIndex, crc32c
 
 HEAD = b'{"zarr_format":3,"node_type":"group","attributes":{"zcache":{"crc32c":"'
@@ -98,7 +98,10 @@ class Forged:
         data = (folder / "zarr.json").read_bytes()
         arrays = parse_entry(data).arrays
         shards = {
-            name: Shard.parse((folder / name / shard_path(len(a.grid.shape))).read_bytes(), a.grid.n_chunks)
+            name: Shard.parse(
+                folder.joinpath(*array_parts(name, is_label=a.is_label), shard_path(len(a.grid.shape))).read_bytes(),
+                a.grid.n_chunks,
+            )
             for name, a in arrays.items()
         }
         return cls(json.loads(data), shards)
@@ -110,7 +113,7 @@ class Forged:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What is said of each array in Zarr's terms."""
+        """What is said of each array in Zarr's terms, by its path."""
         return self.document["consolidated_metadata"]["metadata"]
 
     def files(self) -> dict[str, bytes]:
@@ -120,7 +123,8 @@ class Forged:
             data, seal, index_crc32c = shard.encode()
             about = {"shard_nbytes": len(data), "seal": f"{seal:08x}", "index_crc32c": f"{index_crc32c:08x}"}
             self.arrays[name].update(about)
-            found[f"{name}/{shard_path(len(self.metadata[name]['shape']))}"] = data
+            place = "/".join(array_parts(name, is_label="is_label" in self.arrays[name]))
+            found[f"{place}/{shard_path(len(self.metadata[place]['shape']))}"] = data
         return {**found, "zarr.json": sealed(self.document)}
 
     def write(self, folder: Path) -> None:

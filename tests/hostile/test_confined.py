@@ -26,7 +26,8 @@ STUCK_S = 3
 
 
 def item(seed: int) -> dict[str, np.ndarray]:
-    return {"image": np.random.default_rng(seed).integers(0, 999, (1, 16, 16, 16)).astype(np.int16)}
+    image = np.random.default_rng(seed).integers(0, 999, (1, 16, 16, 16)).astype(np.int16)
+    return {"image": image, "label": image // 300 - image.dtype.type(1)}
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def assert_refused_and_healed(entry: Path) -> None:
     cache.put(KEY, item(1))
     cache.close()
     found = read(cache)
-    assert found["image"].tobytes() == item(1)["image"].tobytes()
+    assert {name: array.tobytes() for name, array in found.items()} == {n: a.tobytes() for n, a in item(1).items()}
     assert not any(p.is_symlink() for p in entry.rglob("*"))
 
 
@@ -115,7 +116,10 @@ def test_a_link_to_a_file_that_is_no_shard_gives_nothing_away(entry, tmp_path):
     assert secret.read_bytes() == b"hunter2" * 999
 
 
-@pytest.mark.parametrize("place", ["zarr.json", "image", "image/c", "image/c/0/0/0/0", ""])
+LABEL = ["labels", "labels/label", "labels/label/0", "labels/label/0/c/0/0/0/0"]
+
+
+@pytest.mark.parametrize("place", ["zarr.json", "image", "image/c", "image/c/0/0/0/0", *LABEL, ""])
 def test_a_link_out_of_the_cache_directory_is_not_followed(entry, tmp_path, place):
     """Everything that the reader needs is behind the link, sound and with right checksums."""
     outside = tmp_path / "secret" / "entry"

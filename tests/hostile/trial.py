@@ -42,7 +42,7 @@ class WrongReadError(AssertionError):
 def sample() -> dict[str, Any]:
     """A small item whose arrays are stored in every form, with chunks that are left out and scalars of many types."""
     rng = np.random.default_rng(7)
-    label = np.zeros((1, 20, 18, 17), np.uint8)
+    label = np.zeros((1, 17, 18, 19), np.uint8)  # over an image
     label[0, 3:9, 2:9, 4:11] = rng.integers(1, 3, (6, 7, 7))
     return {
         "noise": rng.standard_normal((1, 9, 14, 16)).astype("f4"),

@@ -289,7 +289,7 @@ def test_small_slabs_threads_and_shared_boxes_give_what_one_slab_gives(tmp_path,
     expected = [read_array(path, record, box) for box in boxes]
     with pytest.MonkeyPatch.context() as m:
         m.setattr(reader, "_SLAB_BYTES", data.draw(st.integers(1, 4000)))
-        m.setattr("zcache.storage.threads._cpu_count", lambda: 3)
+        m.setattr("zcache.storage.threads.cpu_count", lambda: 3)
         shard = Shard(os.open(path, os.O_RDONLY), record, ReadThreads(data.draw(st.integers(1, 3))))
         for got in ([shard.read(box) for box in boxes], shard.read_boxes(boxes)):
             for a, b in zip(got, expected, strict=True):

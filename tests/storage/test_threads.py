@@ -14,7 +14,7 @@ from zcache.storage.threads import ReadThreads
 
 @pytest.fixture
 def three_cpus(monkeypatch):
-    monkeypatch.setattr(threads, "_cpu_count", lambda: 3)
+    monkeypatch.setattr(threads, "cpu_count", lambda: 3)
 
 
 @pytest.mark.parametrize("n_parts", [0, 1, 2, 3, 4, 10])
@@ -65,7 +65,7 @@ def test_case_19_one_thread_in_a_worker_process(three_cpus, tmp_path):
         assert threading.active_count() == 1
 
     if __name__ == "__main__":
-        threads._cpu_count = lambda: 3
+        threads.cpu_count = lambda: 3
         shared = ReadThreads(3)
         shared.run(lambda some: None, range(9))
         assert shared.count == 3

@@ -2,8 +2,9 @@
 
 An entry's document is a Zarr v3 group document with the metadata of its arrays consolidated inline. Its
 ``attributes.zcache`` holds the payload tree and, for each array, how its codes become values again and what its shard
-must look like (size, seal, checksum of the index). The document's own CRC-32C stands at a fixed place near its start
-and covers every other byte, so that a flipped bit in an affine is detected like one in a chunk.
+must look like (size, seal, checksum of the index). Beside it, ``attributes.ome`` describes the images among the arrays
+for viewers (see `zcache.encoding.ome`). The document's own CRC-32C stands at a fixed place near its start and covers
+every other byte, so that a flipped bit in an affine is detected like one in a chunk.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from zcache.encoding import narrowing as nw
 from zcache.encoding.chunking import MAX_CHUNK_BYTES, MAX_CHUNKS, ChunkGrid
 from zcache.encoding.names import is_array_name
+from zcache.encoding.ome import LABELS, LEVEL
 from zcache.encoding.payload import Json
 from zcache.encoding.shard import SEAL_BYTES, BloscCodec, ShardIndex, crc32c
 from zcache.encoding.storable import CORE_DTYPES, parse_dtype
@@ -33,8 +36,10 @@ __all__ = [
     "ArrayRecord",
     "EntryRecord",
     "array_document",
+    "array_parts",
     "check_document",
     "entry_document",
+    "group_document",
     "parse_entry",
     "root_document",
     "shard_path",
@@ -57,6 +62,7 @@ _CRC_DIGITS = 8
 _OWN = frozenset({"crc32c", "format", "payload", "arrays"})
 _DTYPES = {np.dtype(s).name: np.dtype(s) for s in CORE_DTYPES}  # Zarr's names are numpy's
 _MAX_AXES = 64  # numpy's limit
+_AXES = re.compile(r"c?(?!.*(.).*\1)[xyz]{2,3}")  # of an image: all different
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +81,10 @@ class ArrayRecord:
         How codes become values again.
     shard_nbytes, seal, index_crc32c : int
         What the shard must look like: its size in bytes, and the checksums of its chunks' checksums and of its index.
+    axes : str
+        Names of the axes of an image, a letter each, such as ``"cxyz"``; empty for what is none.
+    is_label : bool
+        It lies among the OME labels of the entry: see `array_parts`.
     """
 
     grid: ChunkGrid
@@ -84,6 +94,8 @@ class ArrayRecord:
     shard_nbytes: int
     seal: int
     index_crc32c: int
+    axes: str = ""
+    is_label: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,11 +110,28 @@ class EntryRecord:
         The stored arrays by name, look-up tables included.
     about : Json
         For people: ``created`` (ISO 8601, UTC), ``source`` and ``pipeline``.
+    ome : Json
+        For viewers: the OME-Zarr metadata of the entry; None without images.
+    label_groups : mapping of str to Json
+        The OME-Zarr metadata of the groups that hold its labels, by their paths in the entry, outer ones first.
     """
 
     tree: Json
     arrays: Mapping[str, ArrayRecord]
     about: Json
+    ome: Json = None
+    label_groups: Mapping[str, Json] = field(default_factory=dict)
+
+
+def array_parts(name: str, *, is_label: bool) -> tuple[str, ...]:
+    """Return where an array lies in its entry: the names of the directories on the way.
+
+    Examples
+    --------
+    >>> array_parts("image", is_label=False), array_parts("label", is_label=True)
+    (('image',), ('labels', 'label', '0'))
+    """
+    return (LABELS, name, LEVEL) if is_label else (name,)
 
 
 def shard_path(ndim: int) -> str:
@@ -126,6 +155,11 @@ def array_document(record: ArrayRecord) -> bytes:
     return _dump(_array_metadata(record))
 
 
+def group_document(ome: Json) -> bytes:
+    """Return the document of a group of labels."""
+    return _dump(_group_metadata(ome))
+
+
 def entry_document(record: EntryRecord) -> bytes:
     """Return the document of an entry, its checksum filled in.
 
@@ -138,6 +172,8 @@ def entry_document(record: EntryRecord) -> bytes:
     if excess:
         raise UnstorableError(f"the item has {excess}")
     arrays = {name: _array_json(array) for name, array in record.arrays.items()}
+    metadata = {path: _group_metadata(ome) for path, ome in record.label_groups.items()}
+    metadata |= {_path(name, array): _array_metadata(array) for name, array in record.arrays.items()}
     document = {
         "zarr_format": 3,
         "node_type": "group",
@@ -148,12 +184,13 @@ def entry_document(record: EntryRecord) -> bytes:
                 **{k: v for k, v in record.about.items() if k not in _OWN},
                 "payload": record.tree,
                 "arrays": arrays,
-            }
+            },
+            **({} if record.ome is None else {"ome": record.ome}),
         },
         "consolidated_metadata": {
             "kind": "inline",
             "must_understand": False,
-            "metadata": {name: _array_metadata(array) for name, array in record.arrays.items()},
+            "metadata": metadata,
         },
     }
     data = _dump(document)
@@ -206,12 +243,57 @@ def _parse_document(document: Json) -> EntryRecord:
     if own["format"] != FORMAT:
         raise EntryDamagedError(f"it has format {own['format']!r:.100}; this zcache reads format {FORMAT}")
     metadata = document["consolidated_metadata"]["metadata"]
-    arrays = {name: _parse_array(name, described, metadata[name]) for name, described in own["arrays"].items()}
+    arrays = {name: _parse_array(name, described, metadata) for name, described in own["arrays"].items()}
+    ome = document["attributes"].get("ome")
+    label_groups = {path: metadata[path]["attributes"]["ome"] for path in _label_groups(arrays)}
+    _check_ome(arrays, ome, label_groups, metadata)
     excess = _excess(arrays)
     if excess:
         raise EntryDamagedError(f"it says that it has {excess}")
     about = {k: v for k, v in own.items() if k not in _OWN}
-    return EntryRecord(own["payload"], arrays, about)
+    return EntryRecord(own["payload"], arrays, about, ome, label_groups)
+
+
+def _path(name: str, record: ArrayRecord) -> str:
+    return "/".join(array_parts(name, is_label=record.is_label))
+
+
+def _label_groups(arrays: Mapping[str, ArrayRecord]) -> list[str]:
+    labels = [name for name, array in arrays.items() if array.is_label]
+    return [LABELS, *(f"{LABELS}/{name}" for name in labels)] if labels else []
+
+
+def _check_ome(
+    arrays: Mapping[str, ArrayRecord], ome: Json, label_groups: Mapping[str, Json], metadata: Mapping[str, Json]
+) -> None:
+    """Check that what is said to viewers is about the arrays of the entry, and about nothing else."""
+    paths = {_path(name, array) for name, array in arrays.items()}
+    labels = {name: array for name, array in arrays.items() if array.is_label}
+    if labels and any(path.lower() == LABELS for path in paths):
+        raise EntryDamagedError(f"it has an array {LABELS!r} where its labels lie")
+    if set(metadata) != paths | set(label_groups):
+        raise EntryDamagedError("it describes other arrays to Zarr tools than its own")
+    said = {} if ome is None else _said_axes(ome)
+    if said != {name: array.axes for name, array in arrays.items() if array.axes and not array.is_label}:
+        raise EntryDamagedError("it describes other images to viewers than its own")
+    for path, group in label_groups.items():
+        name = path.partition("/")[2]
+        right = _said_axes(group) == {LEVEL: labels[name].axes} if name else group["labels"] == list(labels)
+        if not right or metadata[path] != _group_metadata(group):
+            raise EntryDamagedError(f"it describes its group {path!r} in a way that format {FORMAT} never does")
+
+
+def _said_axes(ome: Json) -> dict[str, str]:
+    """Return the names of the axes of each array that OME metadata describe."""
+    return {
+        level["path"]: "".join(axis["name"] for axis in image["axes"])
+        for image in ome["multiscales"]
+        for level in image["datasets"]
+    }
+
+
+def _group_metadata(ome: Json) -> Json:
+    return {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}
 
 
 def _array_metadata(record: ArrayRecord) -> Json:
@@ -248,6 +330,7 @@ def _array_metadata(record: ArrayRecord) -> Json:
             }
         ],
         "attributes": {},
+        **({"dimension_names": list(record.axes)} if record.axes else {}),
     }
 
 
@@ -258,6 +341,10 @@ def _array_json(record: ArrayRecord) -> Json:
         "seal": f"{record.seal:08x}",
         "index_crc32c": f"{record.index_crc32c:08x}",
     }
+    if record.axes:
+        described["axes"] = record.axes
+    if record.is_label:
+        described["is_label"] = True
     if record.narrowing.table is not None:
         table = record.narrowing.table
         raw = table.astype(table.dtype.newbyteorder("<"), copy=False).tobytes()
@@ -265,9 +352,13 @@ def _array_json(record: ArrayRecord) -> Json:
     return described
 
 
-def _parse_array(name: str, described: Json, metadata: Json) -> ArrayRecord:
+def _parse_array(name: str, described: Json, consolidated: Json) -> ArrayRecord:
     if not is_array_name(name):
         raise EntryDamagedError(f"it names an array {name!r:.100}")
+    axes, is_label = described.get("axes", ""), described.get("is_label", False)
+    if not (axes == "" or _AXES.fullmatch(axes)) or type(is_label) is not bool or (is_label and not axes):
+        raise EntryDamagedError(f"it says of {name!r} that its axes are {axes!r:.20} and is_label is {is_label!r:.20}")
+    metadata = consolidated["/".join(array_parts(name, is_label=is_label))]
     sharding = metadata["codecs"][0]["configuration"]
     blosc = sharding["codecs"][1]["configuration"]
     dtype = _DTYPES[metadata["data_type"]]
@@ -280,7 +371,11 @@ def _parse_array(name: str, described: Json, metadata: Json) -> ArrayRecord:
         shard_nbytes=int(described["shard_nbytes"]),
         seal=int(described["seal"], 16),
         index_crc32c=int(described["index_crc32c"], 16),
+        axes=axes,
+        is_label=is_label,
     )
+    if axes and len(axes) != len(grid.shape):
+        raise EntryDamagedError(f"it says that the axes of {name!r}, {len(grid.shape)} in number, are {axes!r}")
     # What the document says of an array must be what this format would say of it: one source of truth for all readers.
     if _array_metadata(record) != metadata:
         raise EntryDamagedError(f"it describes the array {name!r} in a way that format {FORMAT} never does")

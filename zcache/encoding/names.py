@@ -32,7 +32,7 @@ class NameAllocator:
         dotted = _SUBSCRIPT.sub(lambda m: "." + m.group(1).strip("'\""), path)
         plain = re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9_.-]+", "_", dotted))
         base = plain.strip("._-")[:_MAX_LENGTH] or "array"
-        if base.lower() in {"zarr.json", "c"}:  # names that Zarr itself uses inside a group
+        if base.lower() in {"zarr.json", "c", "labels"}:  # names that Zarr and OME-Zarr use inside a group
             base = f"{base}-array"
         name, n = base, 1
         while name.lower() in self._taken:

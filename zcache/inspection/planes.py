@@ -2,73 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zcache.encoding.chunking import Region
-from zcache.encoding.payload import Json
+from zcache.encoding.geometry import Geometry
+from zcache.encoding.orientation import LETTERS
 from zcache.errors import CacheConfigError
-from zcache.inspection.orientation import LETTERS, Orientation, orientation, to_ras
-from zcache.inspection.values import ArrayPlace
 
-__all__ = ["VIEWS", "Geometry", "Plane", "choose_image", "choose_label", "geometry", "planes", "window"]
+__all__ = ["VIEWS", "Plane", "planes", "window"]
 
-_FEW_CHANNELS = 4
 _2D, _3D = 2, 3
-_LABEL = re.compile(r"label|seg|mask|annot|contour|\bgt\b|ground_?truth", re.IGNORECASE)
 VIEWS = ("sagittal", "coronal", "axial")  # named by the world axis that they stand on
 
 ReadRegion = Callable[[Region], np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """Which axes of an array are space, and how they lie in the world.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Of the whole array.
-    spatial : tuple of int
-        Axes of space, two or three.
-    channel : int or None
-        Axis of channels, modalities or time.
-    affine : numpy.ndarray or None
-        Voxel indices to RAS millimetres; None if the item does not say.
-    """
-
-    shape: tuple[int, ...]
-    spatial: tuple[int, ...]
-    channel: int | None
-    affine: np.ndarray | None
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """Extents in space."""
-        return tuple(self.shape[axis] for axis in self.spatial)
-
-    @property
-    def n_channels(self) -> int:
-        """Number of channels, 1 if there is no such axis."""
-        return 1 if self.channel is None else self.shape[self.channel]
-
-    @property
-    def orientation(self) -> Orientation:
-        """How the axes of space lie; as if they were right, anterior and superior if the item does not say."""
-        return orientation(np.eye(4) if self.affine is None else self.affine, len(self.spatial))
-
-    def region(self, channel: int, fixed: dict[int, int]) -> Region:
-        """Return the box of one channel with some spatial axes held at one index."""
-        held = {self.spatial[axis]: i for axis, i in fixed.items()}
-        if self.channel is not None:
-            held[self.channel] = channel
-        kept = set(self.spatial) - set(held)
-        return tuple(
-            (0, n) if axis in kept else (held.get(axis, 0), held.get(axis, 0) + 1) for axis, n in enumerate(self.shape)
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,56 +49,6 @@ class Plane:
         """Height and width in millimetres."""
         rows, columns = self.image.shape[:2]
         return rows * self.aspect * self.spacing, columns * self.spacing
-
-
-def geometry(place: ArrayPlace, meta: dict[str, Json] | None = None) -> Geometry | None:
-    """Tell the axes of an array; None if it has less than two that could be space.
-
-    Parameters
-    ----------
-    place : ArrayPlace
-        The array.
-    meta : dict, optional
-        Its metadata, decoded.
-    """
-    shape, meta = place.shape, meta or {}
-    if len(shape) < _2D or 0 in shape or not place.is_numeric:
-        return None
-    affine = meta.get("affine")
-    if not isinstance(affine, np.ndarray) or affine.ndim != _2D or affine.shape[0] != affine.shape[1]:
-        affine = None
-    rank = _rank(place, affine)
-    if rank == len(shape):
-        spatial, channel = tuple(range(rank)), None
-    elif rank + 1 == len(shape) and _channel_is_last(shape, meta):
-        spatial, channel = tuple(range(rank)), rank
-    else:  # axes before the channels, such as that of a batch, are shown at their first index
-        spatial, channel = tuple(range(len(shape) - rank, len(shape))), len(shape) - rank - 1
-    return Geometry(shape, spatial, channel, None if affine is None else to_ras(affine, meta.get("space", "RAS")))
-
-
-def _rank(place: ArrayPlace, affine: np.ndarray | None) -> int:
-    """Return how many axes are space."""
-    n = len(place.shape)
-    if n == _2D:
-        return _2D
-    looks_flat = place.shape[0] <= _FEW_CHANNELS and min(place.shape[1:]) > _FEW_CHANNELS
-    if n == _3D:
-        said = place.node.get("spatial_ndim") if isinstance(place.node, dict) else None
-        if said is None and affine is not None:
-            said = affine.shape[0] - 1
-        # MONAI takes any tensor's first axis for channels; a whole volume without them has a 3-D affine and many.
-        volume = affine is not None and affine.shape[0] > _3D and place.shape[0] > _FEW_CHANNELS
-        return _3D if volume or (said is None and not looks_flat) or (said or 0) >= _3D else _2D
-    return _2D if affine is not None and affine.shape[0] == _3D else _3D
-
-
-def _channel_is_last(shape: tuple[int, ...], meta: dict[str, Json]) -> bool:
-    """Whether a volume still is as its reader gave it, channels or time last."""
-    before = meta.get("spatial_shape")
-    before = tuple(np.asarray(before).ravel().tolist()) if before is not None else ()
-    n = len(shape) - 1
-    return meta.get("original_channel_dim") == -1 and before[:n] == shape[:n] and before[:n] != shape[1:]
 
 
 def planes(read: ReadRegion, space: Geometry, channel: int = 0, views: Iterable[str] = VIEWS) -> list[Plane]:
@@ -245,22 +144,3 @@ def window(images: Iterable[np.ndarray]) -> tuple[float, float]:
     if low == high:
         low, high = float(flat.min()), float(flat.max())
     return (low, high) if low < high else (low, low + 1)
-
-
-def choose_image(found: list[tuple[ArrayPlace, Geometry]]) -> tuple[ArrayPlace, Geometry] | None:
-    """Choose what to show of an item: the largest array that is not called a label."""
-    return max(
-        found,
-        key=lambda one: (_LABEL.search(one[0].place) is None, len(one[1].spatial), int(np.prod(one[1].size))),
-        default=None,
-    )
-
-
-def choose_label(
-    found: list[tuple[ArrayPlace, Geometry]], image: tuple[ArrayPlace, Geometry]
-) -> tuple[ArrayPlace, Geometry] | None:
-    """Choose the label that lies over an image: one of the same extents that is called so."""
-    over = (
-        one for one in found if one[0] is not image[0] and one[1].size == image[1].size and _LABEL.search(one[0].place)
-    )
-    return next(over, None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zcache.encoding.layout import (
@@ -13,12 +15,14 @@ from zcache.encoding.layout import (
     ArrayRecord,
     EntryRecord,
     array_document,
+    array_parts,
+    group_document,
     parse_entry,
 )
 from zcache.encoding.payload import Json
+from zcache.encoding.places import array_places
 from zcache.errors import EntryDamagedError
 from zcache.inspection.listing import INDEX_PREFIX, Status
-from zcache.inspection.values import array_places
 from zcache.storage import files
 from zcache.storage.reader import Shard
 from zcache.storage.store import Store
@@ -149,12 +153,16 @@ def _checked(store: Store, key: str, threads: ReadThreads) -> Verdict:
         return Verdict(key, "unreadable", (Finding("", e.strerror or str(e)),), document=document)
     findings, status = [], "ok"
     nbytes = len(document)
-    for name, array in record.arrays.items():
+    checks: dict[str, Callable[[], int]]
+    checks = {name: partial(_check_array, store, key, name, array, threads) for name, array in record.arrays.items()}
+    for path, ome in record.label_groups.items():
+        checks[path] = partial(_check_document, store, [key, *path.split("/")], group_document(ome))
+    for where, check in checks.items():
         try:
-            nbytes += _check_array(store, key, name, array, threads)
+            nbytes += check()
         except OSError as e:
             damaged = isinstance(e, EntryDamagedError | FileNotFoundError)
-            findings.append(Finding(name, _words(e)))
+            findings.append(Finding(where, _words(e)))
             status = "damaged" if damaged or status == "damaged" else "unreadable"
     in_children, child_bytes = _check_children(store, key, record, threads)
     status_: Status = "damaged" if status == "damaged" else "unreadable" if status == "unreadable" else "ok"
@@ -165,13 +173,12 @@ def _check_children(store: Store, key: str, record: EntryRecord, threads: ReadTh
     """Check the indexes of voxels of an entry, and look for what does not belong into it."""
     findings: list[Finding] = []
     nbytes = 0
+    known = {array_parts(name, is_label=array.is_label) for name, array in record.arrays.items()}
     try:
-        names = sorted(name for name, _ in files.list_directory(store.entry_path(key)))
+        names = sorted(_names(store, key, known))
     except OSError:  # gone, or what is in it cannot be told
         return [], 0
     for name in names:
-        if name == DOCUMENT or name in record.arrays:
-            continue
         if not name.startswith(INDEX_PREFIX):
             findings.append(Finding(name, "nothing of this name belongs into an entry"))
             continue
@@ -186,19 +193,34 @@ def _check_children(store: Store, key: str, record: EntryRecord, threads: ReadTh
     return findings, nbytes
 
 
+def _names(store: Store, key: str, known: set[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the paths in an entry of what is neither an array of it nor on the way to one, nor their document."""
+    above: set[tuple[str, ...]] = {parts[:n] for parts in known for n in range(len(parts))} | {()}
+    for parts in sorted(above):
+        with contextlib.suppress(*((FileNotFoundError, NotADirectoryError) if parts else ())):  # that was found already
+            for name, _ in files.list_directory(store.entry_path(key).joinpath(*parts)):
+                inside = (*parts, name)
+                if name != DOCUMENT and inside not in known | above:
+                    yield "/".join(inside)
+
+
 def _check_array(store: Store, key: str, name: str, array: ArrayRecord, threads: ReadThreads, child: str = "") -> int:
     """Check an array's shard chunk by chunk, and the document that other Zarr readers go by."""
-    shard = Shard(store.open_shard(key, name, len(array.grid.shape), child), array, threads)
+    fd = store.open_shard(key, name, len(array.grid.shape), child, is_label=array.is_label)
+    shard = Shard(fd, array, threads)
     try:
         shard.check()
     finally:
         shard.close()
-    parts = [*([key, child] if child else [key]), name, DOCUMENT]
-    document = files.read_below(store.root, parts, MAX_DOCUMENT_BYTES)
-    expected = array_document(array)
+    parts = [*([key, child] if child else [key]), *array_parts(name, is_label=array.is_label)]
+    return array.shard_nbytes + _check_document(store, parts, array_document(array))
+
+
+def _check_document(store: Store, parts: list[str], expected: bytes) -> int:
+    document = files.read_below(store.root, [*parts, DOCUMENT], MAX_DOCUMENT_BYTES)
     if document != expected and not _same_json(document, expected):
         raise EntryDamagedError(f"its {DOCUMENT} is not what the entry says of it: other Zarr tools would misread it")
-    return array.shard_nbytes + len(document)
+    return len(document)
 
 
 def _same_json(a: bytes, b: bytes) -> bool:

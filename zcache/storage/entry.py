@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from zcache.encoding.payload import Json
 from zcache.errors import EntryDamagedError
 from zcache.keys import digest
 from zcache.storage.reader import Shard
+from zcache.storage.recent import Recent
 from zcache.storage.store import Store
 from zcache.storage.threads import ReadThreads
 
@@ -23,9 +22,6 @@ __all__ = ["Entry", "OpenEntries", "StoredEntry", "child_name"]
 _MAX_DOCUMENTS = 256
 _MAX_DOCUMENT_BYTES = 8 * 1024 * 1024  # parsed, JSON takes several times its bytes
 _MAX_SHARDS = 64  # file descriptors: far below the 256 that some systems allow
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class Entry(Protocol):
@@ -93,6 +89,10 @@ class StoredEntry:
         """
         return self._shard(name, [region]).read(region)
 
+    def read_codes(self, name: str) -> np.ndarray:
+        """Read an array as it is stored, without turning codes into values; raises as `read` does."""
+        return self._shard(name, ()).read(restored=False)
+
     def read_boxes(self, name: str, regions: Sequence[Region]) -> list[np.ndarray]:
         """Read several boxes of an array, decoding chunks that they share once; raises as `read` does."""
         return self._shard(name, regions).read_boxes(regions)
@@ -142,8 +142,8 @@ class OpenEntries:
     def __init__(self, store: Store, threads: ReadThreads) -> None:
         self._store = store
         self._threads = threads
-        self._documents: _Recent[tuple[str, str], EntryRecord] = _Recent(_MAX_DOCUMENTS, _MAX_DOCUMENT_BYTES)
-        self._shards: _Recent[tuple[str, str, str], Shard] = _Recent(_MAX_SHARDS, _MAX_SHARDS)
+        self._documents: Recent[tuple[str, str], EntryRecord] = Recent(_MAX_DOCUMENTS, _MAX_DOCUMENT_BYTES)
+        self._shards: Recent[tuple[str, str, str], Shard] = Recent(_MAX_SHARDS, _MAX_SHARDS)
 
     def open(self, key: str) -> tuple[StoredEntry, bool]:
         """Open an entry.
@@ -189,7 +189,7 @@ class OpenEntries:
     def _shard(self, key: str, child: str, name: str, array: ArrayRecord) -> Shard:
         shard = self._shards.get((key, child, name))
         if shard is None or shard.record is not array:
-            fd = self._store.open_shard(key, name, len(array.grid.shape), child)
+            fd = self._store.open_shard(key, name, len(array.grid.shape), child, is_label=array.is_label)
             shard = Shard(fd, array, self._threads)
             self._shards.put((key, child, name), shard, 1)
         return shard
@@ -208,35 +208,3 @@ def child_name(what: Json, arrays: Sequence[ArrayRecord]) -> str:
         The arrays that it is worked out from.
     """
     return "voxels-" + digest([what, [[array.seal, array.index_crc32c, array.shard_nbytes] for array in arrays]])[:16]
-
-
-class _Recent(Generic[K, V]):
-    """A mapping of bounded size that gives up what was not used for longest."""
-
-    def __init__(self, max_size: int, max_weight: int) -> None:
-        self._max_size = max_size
-        self._max_weight = max_weight
-        self._lock = threading.Lock()
-        self._weight = 0
-        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        with self._lock:
-            found = self._values.get(key)
-            if found is None:
-                return None
-            self._values.move_to_end(key)
-            return found[0]
-
-    def put(self, key: K, value: V, weight: int) -> None:
-        with self._lock:
-            _, before = self._values.pop(key, (None, 0))
-            self._values[key] = value, weight
-            self._weight += weight - before
-            while len(self._values) > self._max_size or (self._weight > self._max_weight and len(self._values) > 1):
-                self._weight -= self._values.popitem(last=False)[1][1]
-
-    def drop(self, matches: Callable[[K], bool]) -> None:
-        with self._lock:
-            for key in [k for k in self._values if matches(k)]:
-                self._weight -= self._values.pop(key)[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -58,6 +58,17 @@ class PendingItem:
         leaves = tuple(ArrayLeaf(name, codes) for name, (codes, _) in narrowed.items())
         narrowings = {name: how for name, (_, how) in narrowed.items()}
         return cls(EncodedItem(copied.tree, leaves), about, narrowings, query, patch)
+
+    def narrowed(self) -> Self:
+        """Return the same item with all its arrays as codes, for more than one place to write them."""
+        found = {
+            leaf.name: (leaf.array, self.narrowings[leaf.name]) if leaf.name in self.narrowings else narrow(leaf.array)
+            for leaf in self.item.leaves
+        }
+        leaves = tuple(ArrayLeaf(name, codes) for name, (codes, _) in found.items())
+        return replace(
+            self, item=EncodedItem(self.tree, leaves), narrowings={name: how for name, (_, how) in found.items()}
+        )
 
     @property
     def nbytes(self) -> int:

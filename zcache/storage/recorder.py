@@ -17,11 +17,12 @@ from zcache.encoding.voxels import VoxelQuery
 from zcache.errors import EntryDamagedError
 from zcache.keys import canonical_json
 from zcache.stats import SKIP_REASONS, Counters
-from zcache.storage.entry import OpenEntries
+from zcache.storage.entry import OpenEntries, StoredEntry
 from zcache.storage.pending import PendingItem
 from zcache.storage.pool import WriterPool
+from zcache.storage.ram import RamTier
 from zcache.storage.store import Store
-from zcache.storage.voxels import add_sets
+from zcache.storage.voxels import add_sets, find_sets
 from zcache.storage.writer import WriteSettings, Written, write_entry
 from zcache.troubles import Troubles, skip_reason
 
@@ -57,7 +58,11 @@ class Recorder:
     Parameters
     ----------
     store, entries, settings
-        Where entries lie, those that are open, and how new ones are encoded.
+        Where entries lie on disk, those that are open, and how new ones are encoded; no store: nothing is on disk.
+    ram : RamTier or None
+        Where items lie in memory.
+    read_only : bool
+        Write nothing to the store.
     counters, troubles
         Who is told of what happens.
     writers, max_pending_bytes
@@ -66,17 +71,20 @@ class Recorder:
 
     def __init__(
         self,
-        store: Store,
-        entries: OpenEntries,
+        store: Store | None,
+        entries: OpenEntries | None,
         settings: WriteSettings,
         counters: Counters,
         troubles: Troubles,
         *,
+        ram: RamTier | None,
+        read_only: bool,
         writers: int,
         max_pending_bytes: int,
     ) -> None:
+        self._disk = None if store is None or entries is None or read_only else (store, entries)
         self._store = store
-        self._entries = entries
+        self._ram = ram
         self._settings = settings
         self._counters = counters
         self._troubles = troubles
@@ -119,25 +127,62 @@ class Recorder:
         self._index(job.key, job.query)
 
     def _index(self, key: str, query: VoxelQuery, read: Callable[[str], np.ndarray] | None = None) -> None:
+        """Add an index to an item, wherever it is."""
+        found: list[EncodedItem] = []
+
+        def find(read: Callable[[str], np.ndarray]) -> EncodedItem:
+            if not found:
+                found.append(find_sets(query, read))
+            return found[0]
+
+        if self._ram is not None and not self._ram.has_sets(key, query.what):
+            held = self._ram.open(key, lambda: None)
+            if held is not None:
+                self._ram.add_sets(key, query.what, find(read or held.read))
+        if self._disk is not None:
+            self._index_on_disk(*self._disk, key, query, lambda entry: find(read or entry.read))
+
+    def _index_on_disk(
+        self,
+        store: Store,
+        entries: OpenEntries,
+        key: str,
+        query: VoxelQuery,
+        find: Callable[[StoredEntry], EncodedItem],
+    ) -> None:
         """Add an index to an entry; one that is gone or damaged is left to the next read, which has it recomputed."""
         try:
-            entry, _ = self._entries.open(key)
+            entry, _ = entries.open(key)
         except (FileNotFoundError, EntryDamagedError):
             return
         try:
-            stored_bytes = add_sets(self._store, key, entry, query, self._settings, read or entry.read)
+            stored_bytes = add_sets(store, key, entry, query, self._settings, lambda: find(entry))
         except EntryDamagedError:
-            self._entries.forget(key)
+            entries.forget(key)
             return
         if stored_bytes:
             self._counters.add(indexed=1, stored_bytes=stored_bytes)
 
     def _write(self, key: str, pending: PendingItem) -> None:
-        """Write one entry."""
+        """Put an item where it belongs: into memory first, whence the next reader has it, then on disk."""
+        item = pending
+        if self._ram is not None:
+            item = pending.narrowed()
+            self._ram.fill(key, item.item, item.narrowings)
+        stored = self._disk is None or self._write_to_disk(*self._disk, key, item)
+        if pending.query is not None and stored:
+            job = _IndexJob(key, pending.query)
+            try:
+                self._index(key, pending.query, pending.peek)
+            except Exception as e:  # noqa: BLE001 - the boundary of the pool: the item is written, only the index not
+                self._failed(job.name, job, e)
+
+    def _write_to_disk(self, store: Store, entries: OpenEntries, key: str, pending: PendingItem) -> bool:
+        """Write one entry; whether it was the first."""
         with self._lock:
             is_damaged = key in self._damaged
         written = write_entry(
-            self._store,
+            store,
             key,
             pending.item,
             replace(self._settings, patch=pending.patch),
@@ -147,18 +192,13 @@ class Recorder:
         )
         with self._lock:
             self._damaged.discard(key)
-        self._entries.forget(key)
+        entries.forget(key)
         self._hint(pending.item, written)
         if not written.published:
             self._counters.add(already_stored=1)
-            return
+            return False
         self._counters.add(stored=1, raw_bytes=written.raw_bytes, stored_bytes=written.stored_bytes)
-        if pending.query is not None:
-            job = _IndexJob(key, pending.query)
-            try:
-                self._index(key, pending.query, pending.peek)
-            except Exception as e:  # noqa: BLE001 - the boundary of the pool: the entry is written, only the index not
-                self._failed(job.name, job, e)
+        return True
 
     def _hint(self, item: EncodedItem, written: Written) -> None:
         """Say once, with the first entry, what `precision` would save if an image had to stay floating point."""
@@ -171,7 +211,8 @@ class Recorder:
                 return
 
     def _at_rest(self, exiting: bool) -> None:
-        self._store.close()
+        if self._store is not None:
+            self._store.close()
         if exiting:
             self._troubles.report()
 
@@ -182,11 +223,14 @@ class Recorder:
         with self._lock:
             self._not_indexed.add(job.name)
         self._counters.add(not_indexed=1)
-        what = f"the voxels that crops of {self._store.entry_path(job.key)} choose from cannot be indexed"
+        what = f"the voxels that crops of {self._place(job.key)} choose from cannot be indexed"
         self._troubles.note("not_indexed", f"{what}; label and image are read whole", error)
 
     def _cannot_write(self, key: str, error: Exception) -> None:
         reason = skip_reason(error)
         self._counters.add(**{reason: 1})
-        what = f"the entry {self._store.entry_path(key)} is not cached ({SKIP_REASONS[reason]})"
+        what = f"the entry {self._place(key)} is not cached ({SKIP_REASONS[reason]})"
         self._troubles.note(reason, what, error)
+
+    def _place(self, key: str) -> str:
+        return key if self._store is None else str(self._store.entry_path(key))

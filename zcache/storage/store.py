@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zcache.encoding.layout import DOCUMENT, MAX_DOCUMENT_BYTES, root_document, shard_path
+from zcache.encoding.layout import DOCUMENT, MAX_DOCUMENT_BYTES, array_parts, root_document, shard_path
 from zcache.encoding.names import is_array_name
 from zcache.errors import CacheConfigError, EntryDamagedError
 from zcache.storage import files
@@ -129,7 +129,7 @@ class Store:
         """
         return files.read_below(self.root, [*self._parts(key, child), DOCUMENT], MAX_DOCUMENT_BYTES)
 
-    def open_shard(self, key: str, name: str, ndim: int, child: str = "") -> int:
+    def open_shard(self, key: str, name: str, ndim: int, child: str = "", *, is_label: bool = False) -> int:
         """Open the shard of an array of an entry, or of a group that was added to it; return the file descriptor.
 
         Raises
@@ -143,7 +143,8 @@ class Store:
         """
         if not is_array_name(name):
             raise ValueError(f"{name!r} is not the name of an array")
-        return files.open_below(self.root, [*self._parts(key, child), name, *shard_path(ndim).split("/")])
+        inside = array_parts(name, is_label=is_label)
+        return files.open_below(self.root, [*self._parts(key, child), *inside, *shard_path(ndim).split("/")])
 
     def _parts(self, key: str, child: str) -> list[str]:
         if not self.is_key(key) or (child and not is_array_name(child)):

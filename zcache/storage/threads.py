@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["ReadThreads"]
+__all__ = ["ReadThreads", "cpu_count"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class ReadThreads:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         in_worker = multiprocessing.parent_process() is not None
-        self.count = 1 if in_worker else max(1, min(self._n_threads, _cpu_count()))
+        self.count = 1 if in_worker else max(1, min(self._n_threads, cpu_count()))
         self._pid = os.getpid()  # last: another thread of a forked child takes the rest for its own from here on
 
     def run(self, work: Callable[[Sequence[T]], None], parts: Sequence[T]) -> None:
@@ -72,7 +72,8 @@ class ReadThreads:
             raise failed[0]
 
 
-def _cpu_count() -> int:
+def cpu_count() -> int:
+    """Return how many CPUs this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows

@@ -16,9 +16,34 @@ from zcache.storage.entry import Entry, StoredEntry, child_name
 from zcache.storage.store import Store
 from zcache.storage.writer import WriteSettings, write_child
 
-__all__ = ["add_sets", "open_sets"]
+__all__ = ["add_sets", "find_sets", "open_sets"]
 
 _BITS: Final = "bits"
+
+
+def find_sets(query: VoxelQuery, read: Callable[[str], np.ndarray]) -> EncodedItem:
+    """Find sets of voxels.
+
+    Parameters
+    ----------
+    query : VoxelQuery
+        Which sets.
+    read : callable
+        ``read(name)`` returns an array of the entry.
+
+    Returns
+    -------
+    EncodedItem
+        As it is stored: their bits, and how many there are up to the end of each block of bits.
+
+    Raises
+    ------
+    UnstorableError
+        There are too many sets for a volume of this size.
+    """
+    packed = PackedSets.pack(query.n_voxels, query.find(read))
+    ends = encode_item({"ends": packed.ends})
+    return EncodedItem(ends.tree, (*ends.leaves, ArrayLeaf(_BITS, packed.bits)))
 
 
 def add_sets(
@@ -27,9 +52,9 @@ def add_sets(
     entry: StoredEntry,
     query: VoxelQuery,
     settings: WriteSettings,
-    read: Callable[[str], np.ndarray],
+    find: Callable[[], EncodedItem],
 ) -> int:
-    """Find sets of voxels and add them to an entry, unless it has them.
+    """Add sets of voxels to an entry, unless it has them.
 
     Parameters
     ----------
@@ -39,8 +64,8 @@ def add_sets(
         Which sets.
     settings : WriteSettings
         Compressor of the entry.
-    read : callable
-        ``read(name)`` returns an array of the entry.
+    find : callable
+        Returns what `find_sets` does.
 
     Returns
     -------
@@ -49,20 +74,15 @@ def add_sets(
 
     Raises
     ------
-    UnstorableError
-        There are too many sets for a volume of this size.
     EntryDamagedError, OSError
         The entry cannot be read, or the file system refuses a step; nothing is added then.
     """
     if entry.child(query.what, query.arrays) is not None:
         return 0
-    packed = PackedSets.pack(query.n_voxels, query.find(read))
-    ends = encode_item({"ends": packed.ends})
-    item = EncodedItem(ends.tree, (*ends.leaves, ArrayLeaf(_BITS, packed.bits)))
     name = child_name(query.what, [entry.record.arrays[array] for array in query.arrays])
     # One block of one set is one chunk: what is read to pick a voxel.
     by_block = replace(settings, chunks=(BLOCK_NBYTES,), precision=LOSSLESS)
-    published, stored_bytes = write_child(store, key, name, item, by_block, {"voxels": query.what})
+    published, stored_bytes = write_child(store, key, name, find(), by_block, {"voxels": query.what})
     return stored_bytes if published else 0
 
 

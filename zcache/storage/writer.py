@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from zcache.encoding.chunking import ChunkGrid, ChunkSpec, choose_chunk_shape
 from zcache.encoding.layout import (
     DOCUMENT,
     ArrayRecord,
     EntryRecord,
     array_document,
+    array_parts,
     entry_document,
+    group_document,
     shard_path,
 )
 from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow
-from zcache.encoding.payload import EncodedItem, Json
+from zcache.encoding.ome import Image, entry_metadata, find_images, is_label, label_groups
+from zcache.encoding.payload import ArrayLeaf, EncodedItem, Json
 from zcache.encoding.shard import (
     CHUNK_OVERHEAD_BYTES,
     SEAL_BYTES,
@@ -117,8 +118,9 @@ def write_entry(
     OSError
         The file system refuses a step; nothing is published then and nothing stays in staging.
     """
+    images = find_images(item.tree, {leaf.name: leaf.array.shape for leaf in item.leaves})
     with store.staged() as staged:
-        records, stored_bytes = _write_group(staged, item, settings, about, narrowings)
+        records, stored_bytes = _write_group(staged, item, settings, about, narrowings, images)
         published = store.publish(staged, key, replace=replace, durable=settings.durable)
     raw_bytes = sum(math.prod(r.grid.shape) * r.narrowing.dtype.itemsize for r in records.values())
     return Written(published, raw_bytes, stored_bytes, records)
@@ -151,49 +153,65 @@ def write_child(
         The file system refuses a step; nothing is added then and nothing stays in staging.
     """
     with store.staged() as staged:
-        _, stored_bytes = _write_group(staged, item, settings, about, {})
+        _, stored_bytes = _write_group(staged, item, settings, about, {}, {})
         return store.publish_child(staged, key, child, durable=settings.durable), stored_bytes
 
 
 def _write_group(
-    directory: Path, item: EncodedItem, settings: WriteSettings, about: Json, narrowings: Mapping[str, Narrowing]
+    directory: Path,
+    item: EncodedItem,
+    settings: WriteSettings,
+    about: Json,
+    narrowings: Mapping[str, Narrowing],
+    images: Mapping[str, Image],
 ) -> tuple[dict[str, ArrayRecord], int]:
     """Write the files of an entry; return how its arrays were stored, and the bytes of all files."""
     records: dict[str, ArrayRecord] = {}
-    stored_bytes = 0
+    documents: dict[Path, bytes] = {}
     for leaf in item.leaves:
-        place = directory / leaf.name
-        records[leaf.name] = record = _write_array(place, leaf.array, narrowings.get(leaf.name), settings)
-        document = files.write_file(place / DOCUMENT, array_document(record), durable=settings.durable)
-        stored_bytes += record.shard_nbytes + document
-        if settings.durable:
-            _sync_directories(place, shard_path(len(record.grid.shape)))
+        place, record = _write_array(directory, leaf, narrowings.get(leaf.name), settings, images.get(leaf.name))
+        records[leaf.name] = record
+        documents[place] = array_document(record)
+    shown = [image for image in images.values() if not records[image.name].is_label]
+    groups = label_groups(images[name] for name, record in records.items() if record.is_label)
+    documents |= {directory / path: group_document(ome) for path, ome in groups.items()}
     created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     about = {"created": created, **about}
-    own = entry_document(EntryRecord(item.tree, records, about))
-    stored_bytes += files.write_file(directory / DOCUMENT, own, durable=settings.durable)
+    documents[directory] = entry_document(EntryRecord(item.tree, records, about, entry_metadata(shown), groups))
+    stored_bytes = sum(record.shard_nbytes for record in records.values())
+    for place, document in documents.items():
+        stored_bytes += files.write_file(place / DOCUMENT, document, durable=settings.durable)
     if settings.durable:
-        files.sync_directory(directory)
+        _sync_directories(directory, records)
     return records, stored_bytes
 
 
-def _sync_directories(directory: Path, shard: str) -> None:
-    """Have the names of an array's files on the disk, innermost first."""
-    inner = (directory / shard).parent
-    while inner != directory.parent:
-        files.sync_directory(inner)
-        inner = inner.parent
+def _sync_directories(directory: Path, records: Mapping[str, ArrayRecord]) -> None:
+    """Have the names of an entry's files on the disk, innermost first."""
+    inside = {directory}
+    for name, record in records.items():
+        inner = directory.joinpath(
+            *array_parts(name, is_label=record.is_label), shard_path(len(record.grid.shape))
+        ).parent
+        while inner != directory:
+            inside.add(inner)
+            inner = inner.parent
+    for place in sorted(inside, key=lambda path: len(path.parts), reverse=True):
+        files.sync_directory(place)
 
 
 def _write_array(
-    directory: Path, array: np.ndarray, narrowing: Narrowing | None, settings: WriteSettings
-) -> ArrayRecord:
-    codes, narrowing = (array, narrowing) if narrowing is not None else narrow(array, settings.precision)
+    directory: Path, leaf: ArrayLeaf, narrowing: Narrowing | None, settings: WriteSettings, image: Image | None
+) -> tuple[Path, ArrayRecord]:
+    """Write the shard of an array; return where the array lies and how it was stored."""
+    codes, narrowing = (leaf.array, narrowing) if narrowing is not None else narrow(leaf.array, settings.precision)
     chunk_shape = choose_chunk_shape(codes.shape, codes.itemsize, settings.chunks, patch=settings.patch)
     grid = ChunkGrid(codes.shape, chunk_shape)
     shuffle = choose_shuffle(codes, grid, settings.cname, settings.clevel)
     codec = BloscCodec(settings.cname, settings.clevel, shuffle)
-    path = directory / shard_path(codes.ndim)
+    among_labels = image is not None and is_label(image, narrowing)
+    place = directory.joinpath(*array_parts(leaf.name, is_label=among_labels))
+    path = place / shard_path(codes.ndim)
     files.make_directory(path.parent, parents=True)
     lengths: list[int] = []
     checksums = bytearray()
@@ -205,7 +223,7 @@ def _write_array(
         seal = crc32c(bytes(checksums))
         index = ShardIndex.from_lengths(lengths).encode()
         f.write(seal.to_bytes(SEAL_BYTES, "little") + index)
-    return ArrayRecord(
+    record = ArrayRecord(
         grid=grid,
         dtype=codes.dtype.newbyteorder("<"),
         codec=codec,
@@ -213,4 +231,7 @@ def _write_array(
         shard_nbytes=sum(lengths) + SEAL_BYTES + len(index),
         seal=seal,
         index_crc32c=int.from_bytes(index[-CHUNK_OVERHEAD_BYTES:], "little"),
+        axes="" if image is None else image.axes,
+        is_label=among_labels,
     )
+    return place, record

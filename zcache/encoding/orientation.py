@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["LETTERS", "Orientation", "orientation", "to_ras"]
+__all__ = ["LETTERS", "Orientation", "orientation", "origin", "to_ras"]
 
 LETTERS = (("L", "R"), ("P", "A"), ("I", "S"))
 """Names of the two ends of each world axis."""
 
 _EPS = float(np.finfo(np.float64).eps)
+_FLAT = 1e-3  # axes that enclose less are taken for parallel: what divides by it stays near the size of the offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,7 @@ def orientation(affine: Sequence[Sequence[float]] | np.ndarray, n_axes: int = 3)
     >>> orientation([[-2, 0, 0, 9], [0, 0, 3, 9], [0, 1, 0, 9], [0, 0, 0, 1]])
     Orientation(axes=(0, 2, 1), flips=(True, False, False), spacing=(2.0, 1.0, 3.0))
     """
-    linear = _linear(affine, n_axes)
-    # Taken out first: squares of what a damaged header holds overflow. A power of two, so that no bit is lost.
-    peak = float(np.ldexp(1.0, int(np.frexp(np.abs(linear).max())[1]) - 1))
-    lengths = np.sqrt(((linear / peak) ** 2).sum(axis=0))
-    scaled = linear / peak / np.where(lengths > 0, lengths, 1)
+    scaled, lengths, peak = _split(_linear(affine, n_axes))
     # The rotation nearest to the axes: what remains of shear would favour one of them.
     u, strengths, v = np.linalg.svd(scaled, full_matrices=False)
     kept = strengths > strengths.max() * max(scaled.shape) * _EPS
@@ -91,6 +88,47 @@ def orientation(affine: Sequence[Sequence[float]] | np.ndarray, n_axes: int = 3)
     return Orientation(tuple(world[axis] for axis in range(n_axes)), tuple(flips), spacing)
 
 
+def origin(affine: Sequence[Sequence[float]] | np.ndarray, n_axes: int = 3) -> tuple[float, ...]:
+    """Return the place of the first voxel, in millimetres along the voxel axes themselves.
+
+    These are the world's coordinates as the volume's own axes measure them: turned about the world's zero point, not
+    moved. So arrays of the same orientation lie to each other as in the world, oblique or sheared ones too, whatever
+    was cut off of either; a voxel axis that runs along a world axis has that axis's coordinates, and one that runs
+    against it has them with the opposite sign.
+
+    Parameters
+    ----------
+    affine : array-like
+        As of `orientation`.
+    n_axes : int
+        Axes of the volume: 2 or 3.
+
+    Returns
+    -------
+    tuple of float
+        Always finite; 0.0 where the affine does not say.
+
+    Examples
+    --------
+    >>> origin([[-2, 0, 0, 9], [0, 0, 3, 8], [0, 1, 0, 7], [0, 0, 0, 1]])
+    (-9.0, 7.0, 8.0)
+    """
+    given = np.asarray(affine, np.float64)
+    n = given.shape[0] - 1 if given.ndim == 2 and given.shape[0] == given.shape[1] else 0  # noqa: PLR2004
+    if n < min(2, n_axes) or not np.isfinite(given).all():
+        return (0.0,) * n_axes
+    offset = np.zeros(3)
+    offset[: min(3, n)] = given[: min(3, n), -1]
+    peak = _power_of_two(offset)
+    offset /= peak
+    axes, *_ = _split(_linear(affine, n_axes))
+    along = axes.T @ offset  # exact where the axes are the world's; the rest is for what is sheared
+    along += np.linalg.lstsq(axes, offset - axes @ along, rcond=_FLAT)[0]
+    with np.errstate(over="ignore"):
+        along = along * peak
+    return tuple(float(x) + 0.0 if np.isfinite(x) else 0.0 for x in along)  # + 0.0: no negative zero
+
+
 def to_ras(affine: np.ndarray, space: object = "RAS") -> np.ndarray:
     """Return an affine to RAS, given the space it leads to: ``"RAS"`` or ``"LPS"``.
 
@@ -100,9 +138,21 @@ def to_ras(affine: np.ndarray, space: object = "RAS") -> np.ndarray:
     [-1.0, -1.0, 1.0, 1.0]
     """
     result = np.array(affine, np.float64)
-    if space == "LPS":
+    if str(space) == "LPS":
         result[:2] *= -1
     return result
+
+
+def _split(linear: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the columns as directions of length 1, their lengths, and by what these are to be multiplied."""
+    peak = _power_of_two(linear)  # taken out first: squares of what a damaged header holds overflow
+    lengths = np.sqrt(((linear / peak) ** 2).sum(axis=0))
+    return linear / peak / np.where(lengths > 0, lengths, 1), lengths, peak
+
+
+def _power_of_two(numbers: np.ndarray) -> float:
+    """Return the largest power of two that is no larger than the largest number; to divide by it loses no bit."""
+    return float(np.ldexp(1.0, int(np.frexp(np.abs(numbers).max())[1]) - 1))
 
 
 def _linear(affine: Sequence[Sequence[float]] | np.ndarray, n_axes: int) -> np.ndarray:
