@@ -22,6 +22,7 @@ from benchmarks.measure import median
 from benchmarks.report import markdown
 from zcache import Cache
 from zcache.encoding.narrowing import restore
+from zcache.encoding.rows import copy_rows
 from zcache.storage import reader
 from zcache.storage.entry import StoredEntry
 from zcache.storage.plan import plan_slabs
@@ -60,7 +61,7 @@ def steps(entry: StoredEntry, boxes: Sequence[Any], rounds: int) -> list[float]:
     def copy(box: Any) -> None:
         for slab, target in zip(plans[box], codes[box], strict=True):
             for read in slab.reads:
-                reader._copy(scratch[read.chunk_part], target[read.out_part])  # noqa: SLF001
+                copy_rows(scratch[read.chunk_part], target[read.out_part])
 
     def values(box: Any) -> None:
         for slab, source in zip(plans[box], codes[box], strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,6 +14,19 @@ import pytest
 _TALLY = "tally/"
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory_dir(tmp_path_factory) -> Iterator[Path]:
+    """Keep apart from the memory of other jobs of this user."""
+    path = tmp_path_factory.mktemp("memory")
+    before = os.environ.get("ZCACHE_MEMORY_DIR")
+    os.environ["ZCACHE_MEMORY_DIR"] = str(path)
+    yield path
+    if before is None:
+        del os.environ["ZCACHE_MEMORY_DIR"]
+    else:
+        os.environ["ZCACHE_MEMORY_DIR"] = before
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from zcache.inspection.entry import EntryView
     from zcache.inspection.view import CacheView, open_cache
     from zcache.stats import CacheStats
-    from zcache.training.dataset import CacheNTransDataset, PersistentDataset
+    from zcache.training.dataset import PersistentDataset
+    from zcache.training.memory import CacheDataset
+    from zcache.training.n_trans import CacheNTransDataset
     from zcache.training.split import uncached
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Cache",
     "CacheConfigError",
+    "CacheDataset",
     "CacheNTransDataset",
     "CacheStats",
     "CacheView",
@@ -56,7 +59,8 @@ __all__ = [
 _ROOMS = {
     "Cache": "zcache.cache",
     "CacheConfigError": "zcache.errors",
-    "CacheNTransDataset": "zcache.training.dataset",
+    "CacheDataset": "zcache.training.memory",
+    "CacheNTransDataset": "zcache.training.n_trans",
     "CacheStats": "zcache.stats",
     "CacheView": "zcache.inspection.view",
     "CacheWriteError": "zcache.errors",

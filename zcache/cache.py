@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 
@@ -16,10 +15,12 @@ from zcache.encoding.narrowing import Precision
 from zcache.encoding.payload import Json, LeafCodec, decode_item, encode_item
 from zcache.encoding.shard import BloscCodec
 from zcache.encoding.voxels import VoxelQuery
-from zcache.errors import CacheConfigError, EntryDamagedError
+from zcache.errors import CacheConfigError
 from zcache.stats import SKIP_REASONS, CacheStats, Counters
 from zcache.storage.entry import Entry, OpenEntries
+from zcache.storage.lookup import Lookup
 from zcache.storage.pending import PendingItem
+from zcache.storage.ram import MemorySettings, RamTier
 from zcache.storage.recorder import Recorder
 from zcache.storage.store import Store
 from zcache.storage.threads import ReadThreads
@@ -33,10 +34,6 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 
-# Something else bears the name: a link, a directory, a socket or a device.
-_FOREIGN: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
-
-
 class Cache:
     """A store of items by key, filled in the background.
 
@@ -45,8 +42,8 @@ class Cache:
 
     Parameters
     ----------
-    cache_dir : path
-        Directory of the store; made when the first item is written.
+    cache_dir : path or None
+        Directory of the store; made when the first item is written. None: nothing is kept on disk, only in `memory`.
     codec : str
         Blosc compressor: ``"lz4"`` (default, fast), ``"lz4hc"``, ``"zstd"``, ``"zlib"``, ``"blosclz"``.
     clevel : int
@@ -70,6 +67,16 @@ class Cache:
     durability : "rename" or "fsync"
         ``"rename"``: an entry is published at once; a power failure soon after may lose or damage it, which is noticed,
         and it is computed anew. ``"fsync"``: its files are on the disk before it is published, which takes longer.
+    memory : int, str or None
+        Bytes of memory, such as ``"8GiB"``, that all processes of the node share for uncompressed items, in front of
+        the disk; ``"auto"``: half of what is available. None: none.
+    memory_dir : path, optional
+        Where that memory is: a directory on a file system in memory. If left out: ``$ZCACHE_MEMORY_DIR``, else
+        ``/dev/shm``.
+    keep_memory : bool
+        Leave items in memory when the last process that uses it ends, for the next run.
+    copy_cache : bool
+        If false, arrays that lie in memory as they are returned are views of it, copy-on-write.
     leaf_codecs : iterable of LeafCodec
         Types beyond Python's and numpy's that items may hold.
 
@@ -90,7 +97,7 @@ class Cache:
 
     def __init__(
         self,
-        cache_dir: str | os.PathLike[str],
+        cache_dir: str | os.PathLike[str] | None,
         *,
         codec: str = "lz4",
         clevel: int = 5,
@@ -102,6 +109,10 @@ class Cache:
         read_only: bool = False,
         read_threads: int = 1,
         durability: Literal["rename", "fsync"] = "rename",
+        memory: int | str | None = None,
+        memory_dir: str | os.PathLike[str] | None = None,
+        keep_memory: bool = False,
+        copy_cache: bool = True,
         leaf_codecs: Iterable[LeafCodec] = (),
     ) -> None:
         if on_error not in ("warn", "raise"):
@@ -111,6 +122,11 @@ class Cache:
                 raise CacheConfigError(f"{name}={threads!r} is not a positive integer")
         if durability not in ("rename", "fsync"):
             raise CacheConfigError(f"durability={durability!r} is neither 'rename' nor 'fsync'")
+        if cache_dir is None and memory is None:
+            raise CacheConfigError("cache_dir=None and memory=None leave no place to cache in: give one of them")
+        self._memory = (
+            None if memory is None else MemorySettings.parse(memory, memory_dir, keep=keep_memory, copy=copy_cache)
+        )
         checked = BloscCodec(codec, clevel)
         self._settings = WriteSettings(
             checked.cname,
@@ -119,7 +135,7 @@ class Cache:
             Precision.parse(precision),
             durable=durability == "fsync",
         )
-        self._store = Store(cache_dir)
+        self._store = None if cache_dir is None else Store(cache_dir)
         self._writers = writers
         self._read_threads = read_threads
         self._max_pending_bytes = parse_bytes(max_pending_bytes, "max_pending_bytes")
@@ -127,34 +143,53 @@ class Cache:
         self._read_only = read_only
         self._leaf_codecs = tuple(leaf_codecs)
         self._counters = Counters()
+        self._ram: RamTier | None = None
         self._reset()
+        self._join_memory()
+
+    def _join_memory(self) -> None:
+        """Take part in the shared memory before any worker does, so that it outlives them all."""
+        if self._ram is not None:
+            self._ram.join()
+            self._troubles.report()
 
     def _reset(self) -> None:
         self._troubles = Troubles(self._counters.is_first, raising=self._on_error == "raise")
-        self._entries = OpenEntries(self._store, ReadThreads(self._read_threads))
+        self._entries = None if self._store is None else OpenEntries(self._store, ReadThreads(self._read_threads))
+        if self._ram is not None:
+            self._ram.abandon()
+        self._ram = (
+            None
+            if self._memory is None
+            else RamTier(self._memory, self._counters, self._troubles, alone=self._store is None)
+        )
         self._recorder = Recorder(
             self._store,
             self._entries,
             self._settings,
             self._counters,
             self._troubles,
+            ram=self._ram,
+            read_only=self._read_only,
             writers=self._writers,
             max_pending_bytes=self._max_pending_bytes,
         )
+        self._lookup = Lookup(self._store, self._entries, self._ram, self._recorder, self._counters, self._troubles)
         self._pid = os.getpid()  # last: another thread of a forked child takes the rest for its own from here on
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_entries", "_pid", "_recorder", "_troubles"}
+        own = {"_entries", "_lookup", "_pid", "_ram", "_recorder", "_troubles"}
         return {k: v for k, v in self.__dict__.items() if k not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._ram = None
         self._reset()
 
     @property
-    def cache_dir(self) -> Path:
-        """Directory of the store."""
-        return self._store.cache_dir
+    def cache_dir(self) -> Path | None:
+        """Directory of the store; None if nothing is kept on disk."""
+        return None if self._store is None else self._store.cache_dir
 
     @property
     def precision(self) -> Precision:
@@ -175,6 +210,18 @@ class Cache:
 
         What is returned belongs to the caller. An entry that is damaged, of another format or unreadable is a miss:
         counted, warned of once, and replaced by the next `put` of that key.
+
+        Parameters
+        ----------
+        key : str
+            32 lower-case hexadecimal digits.
+        default : object
+            What a miss returns.
+
+        Returns
+        -------
+        object
+            The item as `put` returned it: every type, shape and bit.
 
         Raises
         ------
@@ -202,13 +249,7 @@ class Cache:
             With ``on_error="raise"`` only.
         """
         self._notice_fork()
-        self._troubles.report()
-        pending = self._recorder.pending(key)
-        if pending is not None:
-            found = read(pending)
-            self._counters.add(inflight_hits=1)
-            return found
-        return self._attempt(key, read, default)
+        return self._lookup.using(key, read, default)
 
     def load(self, entry: Entry) -> Any:
         """Return the whole item of an entry."""
@@ -228,10 +269,25 @@ class Cache:
         region : tuple of (int, int)
             Half-open (start, stop) per axis, in voxels, inside the array.
 
+        Returns
+        -------
+        numpy.ndarray or None
+            Of the extents of the region and the dtype of the array as it was put; C-contiguous, the caller's.
+
         Raises
         ------
         IndexError
             `region` does not lie inside the array.
+        CacheWriteError, EntryDamagedError
+            With ``on_error="raise"`` only.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np
+        >>> with tempfile.TemporaryDirectory() as d, Cache(d) as cache:
+        ...     _ = cache.put("0" * 32, {"image": np.arange(10000.0).reshape(100, 100)})
+        ...     cache.get_region("0" * 32, "image", ((7, 8), (0, 3)))
+        array([[700., 701., 702.]])
         """
         return self.using(key, lambda entry: entry.read(name, region), None)
 
@@ -265,13 +321,19 @@ class Cache:
         patch : tuple of int
             Extents along the trailing axes of the patches that will mostly be read: guides the shape of chunks.
 
+        Returns
+        -------
+        object
+            What `get` will return; `item` itself if it cannot be stored.
+
         Raises
         ------
         CacheWriteError, UnstorableError
             With ``on_error="raise"`` only.
         """
         self._notice_fork()
-        self._store.entry_path(key)  # a malformed key is the caller's mistake, not the disk's
+        if not Store.is_key(key):
+            raise ValueError(f"{key!r} is not a key: 32 lower-case hexadecimal digits")
         try:
             encoded = encode_item(item, self._leaf_codecs)
             wanted = query(encoded.tree) if query is not None else None
@@ -283,7 +345,7 @@ class Cache:
             return item
         if self._read_only:
             self._counters.add(read_only=1)
-        else:
+        if not self._read_only or self._ram is not None:
             self._recorder.put(key, pending)
         self._troubles.report()
         return result
@@ -293,14 +355,31 @@ class Cache:
 
         The entry itself does not change. Nothing happens if it has them, is gone or damaged, if the cache is
         ``read_only``, or if it was tried in vain before; a failure is counted and reported as that of a write is.
+
+        Parameters
+        ----------
+        key : str
+            The entry.
+        query : VoxelQuery
+            Which sets.
         """
         self._notice_fork()
-        if not self._read_only:
+        if not self._read_only or self._ram is not None:
             self._recorder.add_index(key, query)
         self._troubles.report()
 
     def skip(self, reason: str, what: str = "", error: Exception | None = None) -> None:
-        """Count an item that is not handed over, for one of `stats.SKIP_REASONS`, and report its error, if any."""
+        """Count an item that is not handed over, and report its error, if any.
+
+        Parameters
+        ----------
+        reason : str
+            One of `stats.SKIP_REASONS`.
+        what : str
+            What was not stored, for the warning.
+        error : Exception, optional
+            Why.
+        """
         self._notice_fork()
         if error is None:
             self._counters.add(**{reason: 1})
@@ -313,20 +392,40 @@ class Cache:
         self._counters.add(**amounts)
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys of the published entries."""
-        return self._store.keys()
+        """Yield the keys of the entries on disk, or of those in memory if nothing is kept on disk."""
+        if self._store is not None:
+            return self._store.keys()
+        return iter(()) if self._ram is None else self._ram.keys()
+
+    def __contains__(self, key: str) -> bool:
+        """Whether an item of this key is in memory, on disk or on the way there, be it damaged."""
+        self._notice_fork()
+        return self._lookup.has(key)
 
     def flush(self) -> None:
-        """Wait until everything put so far in this process is written; report what could not be."""
+        """Wait until everything put so far in this process is written; report what could not be.
+
+        Raises
+        ------
+        CacheWriteError
+            With ``on_error="raise"`` only.
+        """
         self._notice_fork()
         self._recorder.drain()
         self._troubles.report()
 
     def close(self) -> None:
-        """Flush, and remove this process's staging directory. The cache may be used again afterwards."""
+        """Flush, remove this process's staging directory, and leave the memory that is shared with others.
+
+        The last process to leave that memory removes what is in it. The cache may be used again afterwards.
+        """
         self.flush()
-        self._store.close()
-        self._entries.close()
+        if self._store is not None:
+            self._store.close()
+        if self._entries is not None:
+            self._entries.close()
+        if self._ram is not None:
+            self._ram.close()
 
     def __enter__(self) -> Self:
         return self
@@ -342,38 +441,6 @@ class Cache:
 
     def _decoded(self, tree: Json, load: Callable[[str], np.ndarray]) -> Any:
         return decode_item(tree, load, self._leaf_codecs)
-
-    def _attempt(self, key: str, read: Callable[[Entry], T], default: D) -> T | D:
-        """Open an entry and read from it; what can go wrong with an entry is a miss."""
-        kept = False
-        try:
-            entry, kept = self._entries.open(key)
-            found = read(entry)
-        except FileNotFoundError:
-            self._entries.forget(key)  # never written, or removed by somebody meanwhile
-        except (EntryDamagedError, OSError, MemoryError) as e:
-            self._entries.forget(key)
-            if kept:  # another process may have replaced it since it was opened
-                return self._attempt(key, read, default)
-            self._cannot_read(key, e)
-        else:
-            self._counters.add(hits=1)
-            return found
-        self._counters.add(misses=1)
-        self._troubles.report()
-        return default
-
-    def _cannot_read(self, key: str, error: Exception) -> None:
-        path = self._store.entry_path(key)
-        if isinstance(error, EntryDamagedError):
-            self._recorder.mark_damaged(key)
-            self._counters.add(damaged=1)
-            self._troubles.note("damaged", f"the entry {path} is damaged and is recomputed", error)
-            return
-        if getattr(error, "errno", 0) in _FOREIGN:
-            self._recorder.mark_damaged(key)
-        self._counters.add(read_errors=1)
-        self._troubles.note("read_errors", f"the entry {path} cannot be read and is recomputed", error)
 
     def _trouble(self, reason: str, what: str, error: BaseException) -> None:
         self._counters.add(**{reason: 1})

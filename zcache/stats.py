@@ -40,18 +40,23 @@ _COUNTERS = (
     "hits",
     "misses",
     "inflight_hits",
+    "memory_hits",
     "pushed_down",
     "stored",
     "already_stored",
     "indexed",
     "not_indexed",
+    "memory_filled",
+    "memory_evicted",
+    "memory_refused",
     "damaged",
     "read_errors",
     "raw_bytes",
     "stored_bytes",
     "wait_s",
 )
-_NOTED = tuple(f"noted {kind}" for kind in (*SKIP_REASONS, "damaged", "read_errors", "not_indexed"))
+_TROUBLES = ("damaged", "read_errors", "not_indexed", "memory_off", "memory_full")
+_NOTED = tuple(f"noted {kind}" for kind in (*SKIP_REASONS, *_TROUBLES))
 _COLUMNS = {name: i for i, name in enumerate((*_COUNTERS, *SKIP_REASONS, *WHOLE_REASONS, *_NOTED))}
 _ROWS = 512  # processes alive at the same time write to different rows
 
@@ -66,18 +71,22 @@ class CacheStats:
         Items read from the disk.
     inflight_hits : int
         Items served from memory because they were still being written.
+    memory_hits : int
+        Items read from the memory that all processes of the node share.
     misses : int
         Items that had to be computed.
     pushed_down : int
-        Hits, on disk or in flight, of which only what a random crop keeps was read.
+        Hits, wherever, of which only what a random crop keeps was read.
     stored : int
         Entries written and published.
     already_stored : int
         Entries written although another process had published the same one meanwhile; theirs stayed.
     indexed, not_indexed : int
         Entries to which an index was added of the voxels that a label-guided crop chooses from; attempts that failed.
+    memory_filled, memory_evicted, memory_refused : int
+        Files put into shared memory, with the indexes; given up for others; left out because they did not fit.
     damaged : int
-        Entries that were found torn, truncated or foreign; each is also a miss, and is replaced.
+        Entries that were found torn, truncated or foreign; each on disk is also a miss, and is replaced.
     read_errors : int
         Reads that the file system refused; each is also a miss.
     skipped : mapping of str to int
@@ -93,11 +102,15 @@ class CacheStats:
     hits: int = 0
     misses: int = 0
     inflight_hits: int = 0
+    memory_hits: int = 0
     pushed_down: int = 0
     stored: int = 0
     already_stored: int = 0
     indexed: int = 0
     not_indexed: int = 0
+    memory_filled: int = 0
+    memory_evicted: int = 0
+    memory_refused: int = 0
     damaged: int = 0
     read_errors: int = 0
     raw_bytes: int = 0
@@ -116,6 +129,11 @@ class CacheStats:
                 f"{self.stored} stored: {_mib(self.raw_bytes)} in memory, {_mib(self.stored_bytes)} on disk{ratio}"
             )
             lines.append(f"{self.wait_s:.2f} s waited for the writers")
+        if self.memory_hits or self.memory_filled or self.memory_refused:
+            lines.append(
+                f"memory: {self.memory_hits} hits, {self.memory_filled} files filled, {self.memory_evicted} given up, "
+                f"{self.memory_refused} times no room"
+            )
         if self.pushed_down:
             lines.append(f"{self.pushed_down} hits read in part, only what a random crop keeps")
         lines += [f"{n} hits read whole: {WHOLE_REASONS[reason]}" for reason, n in self.read_whole.items()]

@@ -1,4 +1,4 @@
-"""Drop-in replacements for MONAI's `PersistentDataset` and `CacheNTransDataset`."""
+"""Drop-in replacement for MONAI's `PersistentDataset`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zcache.encoding.layout import FORMAT
 from zcache.encoding.narrowing import Precision
 from zcache.encoding.voxels import VoxelQuery
 from zcache.errors import CacheConfigError, FingerprintError
-from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths
+from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths, source_stamps
 from zcache.stats import CacheStats
 from zcache.storage.entry import Entry
 from zcache.training.crop import CropPushdown, WholeItem, find_crop
@@ -28,7 +28,7 @@ from zcache.training.leaves import torch_leaf_codecs, without_meta
 from zcache.training.split import Uncached, first_random, unfolded
 from zcache.troubles import warn_caller
 
-__all__ = ["CacheNTransDataset", "PersistentDataset", "default_cache_dir"]
+__all__ = ["DEFAULT_DIR", "CacheDir", "HashFunc", "PersistentDataset", "default_cache_dir"]
 
 
 class _Unset(Enum):
@@ -42,6 +42,9 @@ class _Unset(Enum):
 
 CacheDir: TypeAlias = str | os.PathLike[str] | _Unset | None
 HashFunc: TypeAlias = Callable[..., bytes]
+
+DEFAULT_DIR = _Unset.DEFAULT
+"""The value of `cache_dir` if it is left out: None means something."""
 
 _MISS = object()
 
@@ -71,11 +74,13 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         The pipeline. What comes before the first random transform is cached.
     cache_dir : path or None, optional
         Directory of the cache; made if missing. Left out: ``$ZCACHE_DIR``, else the user's cache directory. None: no
-        caching.
+        caching, or in `memory` alone.
     hash_func : callable, optional
         ``hash_func(item) -> bytes`` in place of the fingerprint of an item.
-    pickle_module, pickle_protocol, weights_only
+    pickle_module : str
         Accepted for MONAI's signature; without effect, since nothing is pickled.
+    pickle_protocol : int
+        As `pickle_module`.
     hash_transform : callable, optional
         ``hash_transform(transforms) -> bytes`` in place of the fingerprint of the cached transforms, nested ones
         unfolded. MONAI's ``json_hashing`` cannot hash them: they are fingerprinted then (MONAI hashes their names).
@@ -83,15 +88,44 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         Forget the ids of transform objects in the trace of applied operations, so that other instances can invert.
     track_meta : bool
         If false, MetaTensors are returned as plain tensors. (MONAI's default is false.)
-    codec, clevel, chunks, precision, writers, max_pending_bytes, on_error, read_only, read_threads, durability
-        See `zcache.Cache`. `precision` concerns non-integral floats only; labels are never made lossy.
+    weights_only : bool
+        As `pickle_module`.
+    codec : str
+        Blosc compressor: ``"lz4"``, ``"lz4hc"``, ``"zstd"``, ``"zlib"``, ``"blosclz"``.
+    clevel : int
+        Compression level, 0 to 9.
+    chunks : "auto" or sequence of int
+        Extents of a chunk along the last axes of each array, in voxels. Left alone, the size of a random crop that
+        follows guides them.
+    precision : str or float
+        ``"lossless"``; or, for non-integral floats only, the largest absolute error allowed, or ``"float16"``,
+        ``"uint16"``, ``"uint8"``. Labels are never made lossy.
+    writers : int
+        Threads that compress and write, in each process.
+    max_pending_bytes : int or str
+        Memory that items waiting to be written may hold, in each process, in bytes or as in ``"1GiB"``.
+    on_error : "warn" or "raise"
+        ``"raise"`` turns every failure to cache into an exception.
     root : path, optional
         Directory of the source data. Paths inside of it enter keys relative to it, so that hosts that mount the data
         elsewhere share entries.
     check_sources : bool
         Whether a changed size or modification time of a source file makes its entry stale.
+    read_only : bool
+        Never write, not even to mend a damaged entry.
     crop_pushdown : bool
         If the first transform that is not cached is a random crop, read only what it keeps. The samples are the same.
+    read_threads : int
+        Threads that decode one read together, in the main process; DataLoader workers use one each.
+    durability : "rename" or "fsync"
+        ``"fsync"``: an entry is on the disk before it is published, power failures included.
+    memory : int, str or None
+        Bytes of memory, such as ``"8GiB"``, that all processes of the node share for items, in front of the disk;
+        ``"auto"``: half of what is available.
+    memory_dir : path, optional
+        Where that memory is; ``/dev/shm`` if left out.
+    keep_memory : bool
+        Leave items in memory when the last process that uses it ends, for the next run.
 
     Raises
     ------
@@ -112,11 +146,13 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
     (True, 1, 1)
     """
 
+    _copies_memory = True  # what comes from shared memory belongs to the caller
+
     def __init__(
         self,
         data: Sequence[Any],
         transform: Sequence[Callable[..., Any]] | Callable[..., Any] | None,
-        cache_dir: CacheDir = _Unset.DEFAULT,
+        cache_dir: CacheDir = DEFAULT_DIR,
         hash_func: HashFunc | None = None,
         pickle_module: str = "pickle",
         pickle_protocol: int = DEFAULT_PROTOCOL,
@@ -138,6 +174,9 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         crop_pushdown: bool = True,
         read_threads: int = 1,
         durability: Literal["rename", "fsync"] = "rename",
+        memory: int | str | None = None,
+        memory_dir: str | os.PathLike[str] | None = None,
+        keep_memory: bool = False,
     ) -> None:
         super().__init__(data=data, transform=transform)
         self.crop_pushdown = crop_pushdown
@@ -157,12 +196,12 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
             if function is not None and not callable(function):
                 raise CacheConfigError(f"{name}={function!r} is not a function of an item to bytes")
         self._check_sources = check_sources
-        if cache_dir is _Unset.DEFAULT:
+        if cache_dir is DEFAULT_DIR:
             cache_dir = default_cache_dir()
         self.cache_dir = None if cache_dir is None else Path(cache_dir)
         self._cache: Cache | None = None
-        if self.cache_dir is not None:
-            if read_only and not self.cache_dir.is_dir():
+        if self.cache_dir is not None or memory is not None:
+            if read_only and self.cache_dir is not None and not self.cache_dir.is_dir():
                 warn_caller(f"cache_dir={str(self.cache_dir)!r} is not there and read_only=True: nothing can be cached")
             self._cache = Cache(
                 self.cache_dir,
@@ -176,6 +215,10 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
                 read_only=read_only,
                 read_threads=read_threads,
                 durability=durability,
+                memory=memory,
+                memory_dir=memory_dir,
+                keep_memory=keep_memory,
+                copy_cache=self._copies_memory,
                 leaf_codecs=torch_leaf_codecs(track_meta=track_meta),
             )
         # In a dict, where MONAI's DataLoader does not look when it seeds all that a data set refers to: seeding the
@@ -353,70 +396,5 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
 
     def _about(self, item: Any) -> dict[str, Any]:
         transforms = list(self.transform.transforms[: self._cached_count()])
-        return {"source": list(source_paths(item)), "pipeline": describe(transforms)}
-
-
-class CacheNTransDataset(PersistentDataset):
-    """A `PersistentDataset` that caches the result of the first `cache_n_trans` transforms, random or not.
-
-    Parameters
-    ----------
-    data : sequence
-        Items to load and transform.
-    transform : callable or sequence of callable or None
-        The pipeline.
-    cache_n_trans : int
-        How many transforms, from the first, are cached. Random ones among them are frozen at what they first drew.
-    cache_dir, hash_func, **kwargs
-        See `PersistentDataset`.
-
-    Raises
-    ------
-    CacheConfigError
-        `cache_n_trans` is negative or larger than the number of transforms.
-
-    Examples
-    --------
-    >>> from monai.transforms import Lambdad
-    >>> ds = CacheNTransDataset([{"x": 1}], [Lambdad("x", lambda x: x + 1)] * 3, 2, cache_dir=None)
-    >>> ds[0]
-    {'x': 4}
-    """
-
-    def __init__(
-        self,
-        data: Sequence[Any],
-        transform: Sequence[Callable[..., Any]] | Callable[..., Any] | None,
-        cache_n_trans: int,
-        cache_dir: CacheDir = _Unset.DEFAULT,
-        hash_func: HashFunc | None = None,
-        pickle_module: str = "pickle",
-        pickle_protocol: int = DEFAULT_PROTOCOL,
-        hash_transform: HashFunc | None = None,
-        reset_ops_id: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        self.cache_n_trans = cache_n_trans
-        super().__init__(
-            data,
-            transform,
-            cache_dir,
-            hash_func,
-            pickle_module,
-            pickle_protocol,
-            hash_transform,
-            reset_ops_id,
-            **kwargs,
-        )
-
-    def _cached_count(self) -> int:
-        n_transforms = len(self.transform.transforms)
-        if not 0 <= self.cache_n_trans <= n_transforms:
-            raise CacheConfigError(
-                f"cache_n_trans={self.cache_n_trans} does not fit a pipeline of {n_transforms} transforms: "
-                f"choose 0 to {n_transforms}"
-            )
-        return self.cache_n_trans
-
-    def _why_nothing(self) -> str:
-        return "cache_n_trans=0: nothing is cached, every access computes everything"
+        stamps = {"sources": source_stamps(item, root=self._root)} if self._check_sources else {}
+        return {"source": list(source_paths(item)), **stamps, "pipeline": describe(transforms)}
