@@ -258,12 +258,11 @@ def results_table(runs: Sequence[Run], nifti_bytes: int) -> Table:
 def closing_words(cache_dir: Path) -> str:
     """Return where the cache is and how to look into it."""
     return f"""
-The cache stays in {cache_dir} until `make clean`. It is an ordinary Zarr v3 store; look into it with .venv/bin/python:
+The cache stays in {cache_dir} until `make clean`. Look into it:
 
-    import zarr
-    group = zarr.open_group("{cache_dir / "cache.zarr"}", mode="r")
-    for key, entry in group.groups():
-        print(key, dict(entry.arrays()))
+    .venv/bin/zcache ls {cache_dir}
+    .venv/bin/zcache info {cache_dir}
+    .venv/bin/zcache verify {cache_dir}
 """
 
 

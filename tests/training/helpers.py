@@ -148,7 +148,8 @@ def stored_arrays(cache_dir: str | Path) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         group = zarr.open_group(Path(cache_dir) / "cache.zarr", mode="r")
-        return {f"{key}/{name}": a for key, entry in group.groups() for name, a in entry.arrays()}
+        members = ((f"{key}/{path}", node) for key, entry in group.groups() for path, node in entry.members(None))
+        return {path: node for path, node in members if isinstance(node, zarr.Array)}
 
 
 def fresh_context() -> Any:

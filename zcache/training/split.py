@@ -59,6 +59,11 @@ def uncached(transform: Callable[[Any], Any]) -> Uncached:
     transform : callable
         A transform or a plain function.
 
+    Returns
+    -------
+    Uncached
+        A random transform, as MONAI sees it, that applies the one given; it can be inverted if that one can.
+
     Examples
     --------
     >>> import random
