@@ -24,7 +24,7 @@ import zcache
 if TYPE_CHECKING:
     from pathlib import Path
 
-Kind = Literal["uncached", "persistent", "lmdb", "memory", "zcache"]
+Kind = Literal["uncached", "persistent", "lmdb", "memory", "zcache", "zcache-memory"]
 KEYS = ("image", "label")
 PATCH = (96, 96, 96)
 
@@ -92,6 +92,8 @@ LMDB = Peer("LMDBDataset", "lmdb")
 MEMORY = Peer("CacheDataset (RAM)", "memory")
 ZCACHE = Peer("zcache", "zcache")
 ZCACHE_PRECISION = Peer("zcache, precision=1e-4", "zcache", (("precision", 1e-4),))
+ZCACHE_BOTH = Peer("zcache, disk and RAM", "zcache", (("memory", "auto"),))
+ZCACHE_MEMORY = Peer("zcache.CacheDataset (RAM)", "zcache-memory")
 ZCACHE_WHOLE = Peer("zcache, crop_pushdown=False", "zcache", (("crop_pushdown", False),))
 MEMORY_UNCOPIED = Peer("CacheDataset(copy_cache=False)", "memory", (("copy_cache", False),))
 
@@ -179,6 +181,8 @@ def open_peer(peer: Peer, items: Sequence[Mapping[str, str]], transform: Compose
         return LMDBDataset(items, transform, cache_dir, progress=False)
     if peer.kind == "memory":
         return CacheDataset(items, transform, progress=False, **dict(peer.options))
+    if peer.kind == "zcache-memory":
+        return zcache.CacheDataset(items, transform, **dict(peer.options))
     return zcache.PersistentDataset(items, transform, cache_dir, **dict(peer.options))
 
 
