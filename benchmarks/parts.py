@@ -21,7 +21,7 @@ from benchmarks import arrays, data
 from benchmarks.measure import median
 from benchmarks.report import markdown
 from zcache import Cache
-from zcache.encoding.narrowing import restore
+from zcache.encoding.restoring import restore
 from zcache.encoding.rows import copy_rows
 from zcache.storage import reader
 from zcache.storage.entry import StoredEntry

@@ -30,7 +30,7 @@ from benchmarks.arrays import Box
 from benchmarks.limits import decoding_alone, memory_copy
 from zcache import Cache
 from zcache.encoding.layout import DOCUMENT, ArrayRecord, parse_entry, shard_path
-from zcache.encoding.narrowing import restore
+from zcache.encoding.restoring import restore
 from zcache.storage.reader import Shard
 
 Values: TypeAlias = NDArray[np.float32]

@@ -156,8 +156,6 @@ class Cache:
     def _reset(self) -> None:
         self._troubles = Troubles(self._counters.is_first, raising=self._on_error == "raise")
         self._entries = None if self._store is None else OpenEntries(self._store, ReadThreads(self._read_threads))
-        if self._ram is not None:
-            self._ram.abandon()
         self._ram = (
             None
             if self._memory is None
@@ -393,6 +391,7 @@ class Cache:
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of the entries on disk, or of those in memory if nothing is kept on disk."""
+        self._notice_fork()
         if self._store is not None:
             return self._store.keys()
         return iter(()) if self._ram is None else self._ram.keys()

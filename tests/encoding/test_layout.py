@@ -25,8 +25,9 @@ from zcache.encoding.layout import (
     root_document,
     shard_path,
 )
-from zcache.encoding.narrowing import Narrowing, Precision, narrow, restore
+from zcache.encoding.narrowing import Narrowing, Precision, narrow
 from zcache.encoding.ome import Image, entry_metadata, label_groups
+from zcache.encoding.restoring import restore
 from zcache.encoding.shard import BloscCodec, ShardIndex, crc32c
 from zcache.errors import EntryDamagedError
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from zcache.encoding import lookup
-from zcache.encoding import narrowing as narrowing_module
+from zcache.encoding import lookup, restoring
 from zcache.encoding.lookup import BLOCK, bit_view, find_table, spread_sample, total_order
-from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, from_json, narrow, restore, to_json
+from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, from_json, narrow, to_json
+from zcache.encoding.restoring import restore
 from zcache.errors import CacheConfigError, EntryDamagedError, UnstorableError
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -733,8 +733,8 @@ def test_codes_looked_up_two_at_a_time_give_what_one_at_a_time_gives(entries, si
     expected = table[np.minimum(codes, entries - 1)]
     with pytest.MonkeyPatch.context() as patch:
         for at_least in (1 << 60, 1):
-            patch.setattr(narrowing_module, "_MIN_PAIRED", at_least)
-            patch.setattr(narrowing_module, "_PAIRED_BLOCK", 64)
+            patch.setattr(restoring, "_MIN_PAIRED", at_least)
+            patch.setattr(restoring, "_PAIRED_BLOCK", 64)
             assert restore(codes, narrowing).tobytes() == expected.tobytes()
 
 
@@ -750,7 +750,7 @@ def test_dividing_gives_what_looking_up_gives(divisor, size, shape, strided, see
     code_dtype = np.dtype("u1" if size <= 256 else "u2")
     how = Narrowing("table", lut.dtype, code_dtype, table=lut)
     codes = np.random.default_rng(seed).integers(0, size, shape).astype(code_dtype)
-    assert narrowing_module._divisor(lut.tobytes()) == divisor
+    assert restoring._divisor(lut.tobytes()) == divisor
     out = np.zeros([2 * n for n in shape], "f4")[tuple(slice(0, n) for n in shape)] if strided else None
     assert same_bits(restore(codes, how, out), lut[codes])
 
@@ -760,7 +760,7 @@ def test_dividing_gives_what_looking_up_gives(divisor, size, shape, strided, see
     [[0.0], [0.0, 0.0], [0.0, np.nan], [0.0, 1e-45], [-0.0, 0.5, 1.0], [0.0, 0.5, 1.1], [0.5, 1.0], [0.0, 2.0, 4.0]],
 )
 def test_tables_that_are_no_quotients(lut):
-    assert narrowing_module._divisor(np.array(lut, "f4").tobytes()) is None
+    assert restoring._divisor(np.array(lut, "f4").tobytes()) is None
 
 
 def test_codes_beyond_a_table_of_quotients_give_its_last_value():

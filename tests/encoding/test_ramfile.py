@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.strategies import CORE, SHAPES, random_array
 from zcache.encoding import ramfile
-from zcache.encoding.narrowing import Narrowing, narrow, restore
+from zcache.encoding.narrowing import Narrowing, narrow
 from zcache.encoding.ramfile import HEAD_NBYTES, parse_head, parse_ram_file, plan_ram_file
+from zcache.encoding.restoring import restore
 from zcache.encoding.rows import contiguous
 from zcache.encoding.shard import crc32c
 from zcache.errors import EntryDamagedError, UnstorableError

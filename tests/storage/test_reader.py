@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.strategies import CORE, random_array
 from tests.support import ct_like, in_fork, key, read, read_array, record_of, same_bits, shard_file, write
-from zcache.encoding.narrowing import Precision, narrow, restore
+from zcache.encoding.narrowing import Precision, narrow
+from zcache.encoding.restoring import restore
 from zcache.encoding.shard import SEAL_BYTES, ShardIndex
 from zcache.errors import EntryDamagedError
 from zcache.storage import plan, reader

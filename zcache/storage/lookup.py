@@ -75,8 +75,9 @@ class Lookup:
 
     def has(self, key: str) -> bool:
         """Whether there is an item of this key, be it damaged."""
-        in_memory = self._ram is not None and self._ram.has(key)
-        return in_memory or self._recorder.pending(key) is not None or self._below(key) is not None
+        if self._recorder.pending(key) is not None:  # first: what is written meanwhile is in memory by then
+            return True
+        return (self._ram is not None and self._ram.has(key)) or self._below(key) is not None
 
     def _from_memory(self, ram: RamTier, key: str, read: Callable[[Entry], T]) -> tuple[T] | None:
         """Read from an item in memory; None if it is not there, or cannot be believed."""
@@ -85,12 +86,12 @@ class Lookup:
             return None
         try:
             found = read(entry)
-        except MemoryError:
-            return None
-        except OSError as e:  # damaged ones, too
+        except EntryDamagedError as e:
             ram.forget(key)
             self._counters.add(damaged=1)
             self._troubles.note("damaged", f"the item {key} in memory is damaged and is filled anew", e)
+            return None
+        except (OSError, MemoryError):  # no fault of the item, which stays for the others
             return None
         self._counters.add(memory_hits=1)
         return (found,)

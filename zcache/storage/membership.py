@@ -16,6 +16,7 @@ import socket
 import stat
 import time
 import uuid
+import weakref
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -59,6 +60,7 @@ class Membership:
         self.path = self._base / f"zcache-{os.geteuid()}-{_boot()}"
         self._keep = keep
         self._lock_fd = self.fd = -1
+        _members.add(self)
         deadline = time.monotonic() + PATIENCE_S
         while not self._join():
             if time.monotonic() > deadline:
@@ -76,15 +78,18 @@ class Membership:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close what a fork left open in a child; the parent goes on taking part."""
-        for fd in (self._lock_fd, self.fd):
+        """Close what is open, without a look at who else takes part."""
+        fds, self._lock_fd, self.fd = (self._lock_fd, self.fd), -1, -1
+        for fd in fds:
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        self._lock_fd = self.fd = -1
+
+    def _mend(self) -> None:
+        """Make good what killed processes left in the directory: nobody else takes part now."""
 
     def _clear_up(self) -> None:
-        """Remove what processes left that were killed: nobody else takes part now."""
+        """Remove what killed processes left beside the directory."""
         prefix = f"zcache-{os.geteuid()}-"
         with contextlib.suppress(OSError), os.scandir(self._base) as found:
             for entry in found:
@@ -95,21 +100,28 @@ class Membership:
 
     def _join(self) -> bool:
         """Open the directory and lock it as one that is in use; False if another process removed it meanwhile."""
+        joined = is_first = is_new = False
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
-        joined = False
+            is_new = True
         try:
             self.fd = _open_private(self.path)
             self._lock_fd = os.open(_USERS, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600, dir_fd=self.fd)
-            if locked(self._lock_fd, fcntl.LOCK_EX):
+            is_first = locked(self._lock_fd, fcntl.LOCK_EX)
+            if is_first:
                 os.utime(self._lock_fd)
-                self._clear_up()
+                self._mend()
             joined = locked(self._lock_fd, fcntl.LOCK_SH) and self._is_mine()
         except FileNotFoundError:  # removed between two steps
             return False
         finally:
             if not joined:
                 self.abandon()
+                if is_new:  # of no use under this umask: not left for others to stumble over
+                    with contextlib.suppress(OSError):
+                        os.rmdir(self.path)
+        if joined and is_first:  # others may join meanwhile: this can take as long as freeing all memory does
+            self._clear_up()
         return joined
 
     def _is_mine(self) -> bool:
@@ -126,6 +138,18 @@ class Membership:
         if self._is_mine():
             os.rename(self.path, away)
             shutil.rmtree(away, ignore_errors=True)
+
+
+_members: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    """Let go, in a forked child, of what the parent takes part in: the child would hold its locks beyond its death."""
+    for member in list(_members):
+        member.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 def locked(fd: int, how: int) -> bool:

@@ -9,8 +9,9 @@ from typing import Self
 import numpy as np
 
 from zcache.encoding.chunking import Region, check_region
-from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow, restore
+from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow
 from zcache.encoding.payload import ArrayLeaf, EncodedItem, Json
+from zcache.encoding.restoring import restore
 from zcache.encoding.voxels import VoxelQuery
 
 __all__ = ["PendingItem"]

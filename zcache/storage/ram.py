@@ -20,9 +20,10 @@ from typing import Self
 import numpy as np
 
 from zcache.encoding.chunking import Region, check_region
-from zcache.encoding.narrowing import Narrowing, narrow, restore
+from zcache.encoding.narrowing import Narrowing, narrow
 from zcache.encoding.payload import EncodedItem, Json
 from zcache.encoding.ramfile import RamArray, RamFile, RamPlan, parse_head, parse_ram_file, plan_ram_file
+from zcache.encoding.restoring import restore
 from zcache.encoding.rows import contiguous
 from zcache.errors import CacheConfigError, EntryDamagedError, ZCacheError
 from zcache.keys import digest
@@ -38,7 +39,9 @@ __all__ = ["MemorySettings", "RamEntry", "RamTier"]
 
 _MAX_MAPPINGS = 4096
 _MAX_DOCUMENT_BYTES = 8 * 1024 * 1024  # parsed, JSON takes several times its bytes
-_LEAVE_LAST = 10  # below the priority of the writer pools, which put their last items in before
+_LEAVE_LAST = -100
+"""After the writer pools, which put their last items in before; and, being negative, after the exiting process has
+terminated its daemonic children, such as workers of a DataLoader, which take part as well and remove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,7 @@ class RamTier:
 
     def has(self, key: str) -> bool:
         """Whether memory has an item."""
-        directory = self._joined()
-        return directory is not None and directory.identify(key) is not None
+        return self._has(key)
 
     def promote(self, key: str, entry: StoredEntry, below: Callable[[], StoredEntry | None]) -> RamEntry | None:
         """Put an item that is on disk into memory and open it there; None if it does not fit.
@@ -163,8 +165,7 @@ class RamTier:
 
     def has_sets(self, key: str, what: Json) -> bool:
         """Whether memory has the sets of voxels that `what` tells from others."""
-        directory = self._joined()
-        return directory is not None and directory.identify(_child_name(key, what)) is not None
+        return self._has(_child_name(key, what))
 
     def add_sets(self, key: str, what: Json, item: EncodedItem) -> None:
         """Put sets of voxels of an item into memory, if they fit."""
@@ -193,10 +194,11 @@ class RamTier:
         if leave is not None:
             leave()
 
-    def abandon(self) -> None:
-        """Close what a fork left open in a child; the parent still takes part."""
-        if self._directory is not None:
-            self._directory.abandon()
+    def _has(self, name: str) -> bool:
+        directory = self._joined()
+        with contextlib.suppress(OSError):
+            return directory is not None and directory.identify(name) is not None
+        return False
 
     def _joined(self) -> SharedDirectory | None:
         if self._directory is not None or self._is_off:
@@ -232,14 +234,18 @@ class RamTier:
         directory = self._joined()
         if directory is None:
             return None
-        self._let_go(directory)
         try:
+            self._let_go(directory)
             mapped = self._map(directory, name)
-        except (EntryDamagedError, OSError, MemoryError) as e:
+        except EntryDamagedError as e:
             self._counters.add(damaged=1)
             self._troubles.note("damaged", f"{directory.path / name} is damaged and is filled anew", e)
             with contextlib.suppress(OSError):
                 directory.discard(name)
+            return None
+        except (OSError, MemoryError) as e:  # no descriptor or mapping is left, or another thread has closed it
+            self._counters.add(read_errors=1)
+            self._troubles.note("read_errors", f"{directory.path / name} cannot be read", e)
             return None
         return None if mapped is None else RamEntry(self, key, mapped.file, mapped.mapping, below)
 
@@ -257,7 +263,8 @@ class RamTier:
         if found is None:
             return None
         mapping, identity = found
-        file = kept.file if kept is not None else parse_ram_file(mapping, identity.nbytes)
+        is_kept = kept is not None and kept.identity == identity  # it may have been replaced since it was looked at
+        file = kept.file if kept is not None and is_kept else parse_ram_file(mapping, identity.nbytes)
         mapped = _Mapped(identity, file, mapping)
         self._kept.put(name, mapped, parse_head(mapping, identity.nbytes)[0])
         return mapped
@@ -279,7 +286,7 @@ class RamTier:
     def _write(self, name: str, plan: RamPlan, codes: Callable[[str], np.ndarray]) -> bool:
         """Write a file, whose codes are read array by array; whether it is there now."""
         directory = self._joined()
-        if directory is None or directory.identify(name) is not None:
+        if directory is None or self._has(name):
             return directory is not None
         try:
             new, n_evicted = directory.create(name, plan.nbytes)

@@ -12,7 +12,8 @@ import numpy as np
 
 from zcache.encoding.chunking import ChunkRead, Region, whole_region
 from zcache.encoding.layout import ArrayRecord
-from zcache.encoding.narrowing import Narrowing, restore
+from zcache.encoding.narrowing import Narrowing
+from zcache.encoding.restoring import restore
 from zcache.encoding.rows import copy_rows
 from zcache.encoding.shard import CHUNK_OVERHEAD_BYTES, SEAL_BYTES, ShardIndex, crc32c, decode_chunk
 from zcache.errors import EntryDamagedError

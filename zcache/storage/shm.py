@@ -146,6 +146,10 @@ class SharedDirectory(Membership):
             fd = os.open(_checked(name), os.O_RDONLY | OPEN_FLAGS, dir_fd=self.fd)
         except FileNotFoundError:
             return None
+        except OSError as e:
+            if e.errno in (errno.ELOOP, errno.ENXIO):
+                raise EntryDamagedError(f"{self.path / name} is a link or a socket") from e
+            raise
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or not is_private(found) or not found.st_size:
@@ -198,6 +202,7 @@ class SharedDirectory(Membership):
                     return None, 0
                 held = list(self._scan())
                 total = sum(one.nbytes for one in held)
+                _write_ledger(ledger, total, n_evicted)
                 found = plan_room(held, need, self._limit_bytes(total), unused_since_ns)
                 if found is None:
                     self._oldest_ns = min((one.used_ns for one in held), default=0)
@@ -211,16 +216,28 @@ class SharedDirectory(Membership):
             _write_ledger(ledger, total + need, n_evicted + len(victims))
         return file, len(victims)
 
-    def _clear_up(self) -> None:
+    def _mend(self) -> None:
         for name in os.listdir(self.fd):
             if _PART.fullmatch(name):
                 self._unlink(name)
         with self._ledger() as ledger:
             _write_ledger(ledger, sum(one.nbytes for one in self._scan()), _read_ledger(ledger)[1])
-        super()._clear_up()
 
     def _limit_bytes(self, total: int) -> int:
-        return min(self.budget_bytes, total + self._free_bytes())
+        free = self._free_bytes()
+        if free < self.budget_bytes:  # else whatever is still unwritten does not matter
+            free -= self._unwritten_bytes()
+        return min(self.budget_bytes, total + free)
+
+    def _unwritten_bytes(self) -> int:
+        """Return what files that are being written will still take of the file system."""
+        left = 0
+        for name in os.listdir(self.fd):
+            if _PART.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                    left += max(0, _pages(found.st_size) - 512 * found.st_blocks)
+        return left
 
     def _free_bytes(self) -> int:
         """Return what the file system has left for this directory; negative if others need it more."""
@@ -306,7 +323,10 @@ class SharedDirectory(Membership):
                 if time.monotonic() > deadline:  # its holder was stopped; training goes on
                     raise OSError(errno.EAGAIN, "its ledger is locked", str(self.path))
                 time.sleep(POLL_S)
-            yield fd
+            try:
+                yield fd
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open, too
         finally:
             os.close(fd)
 
