@@ -33,8 +33,8 @@ from benchmarks import arrays, machine
 from benchmarks.limits import touched
 from benchmarks.measure import median, warm_memory
 from benchmarks.report import markdown
+from zcache.encoding.array_layout import ArrayRecord
 from zcache.encoding.chunking import ChunkGrid, choose_chunk_shape
-from zcache.encoding.layout import ArrayRecord
 from zcache.encoding.narrowing import Narrowing, narrow
 from zcache.encoding.shard import (
     CHUNK_OVERHEAD_BYTES,

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from benchmarks.arrays import Box
 from benchmarks.limits import decoding_alone, memory_copy
 from zcache import Cache
-from zcache.encoding.layout import DOCUMENT, ArrayRecord, parse_entry, shard_path
+from zcache.encoding.array_layout import ArrayRecord, shard_path
+from zcache.encoding.layout import DOCUMENT, parse_entry
 from zcache.encoding.restoring import restore
 from zcache.storage.reader import Shard
 

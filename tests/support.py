@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 import zcache.storage.recorder
-from zcache.encoding.layout import ArrayRecord, EntryRecord, parse_entry, shard_path
+from zcache.encoding.array_layout import ArrayRecord, shard_path
+from zcache.encoding.layout import EntryRecord, parse_entry
 from zcache.encoding.payload import ArrayLeaf, EncodedItem
 from zcache.storage import files
 from zcache.storage.reader import Shard

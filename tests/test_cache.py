@@ -36,7 +36,7 @@ from tests.support import (
     staging_left,
 )
 from zcache.cache import Cache
-from zcache.encoding.layout import shard_path
+from zcache.encoding.array_layout import shard_path
 from zcache.encoding.narrowing import Precision
 from zcache.encoding.shard import crc32c
 from zcache.errors import CacheConfigError, CacheWriteError, EntryDamagedError, UnstorableError, ZCacheWarning

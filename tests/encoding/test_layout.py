@@ -13,18 +13,9 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 from tests.strategies import CORE
 from tests.support import same_bits
 from zcache.encoding import layout
+from zcache.encoding.array_layout import ArrayRecord, array_document, shard_path
 from zcache.encoding.chunking import ChunkGrid
-from zcache.encoding.layout import (
-    FORMAT,
-    ArrayRecord,
-    EntryRecord,
-    array_document,
-    entry_document,
-    group_document,
-    parse_entry,
-    root_document,
-    shard_path,
-)
+from zcache.encoding.layout import FORMAT, EntryRecord, entry_document, group_document, parse_entry, root_document
 from zcache.encoding.narrowing import Narrowing, Precision, narrow
 from zcache.encoding.ome import Image, entry_metadata, label_groups
 from zcache.encoding.restoring import restore

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from zcache.encoding.layout import array_parts, parse_entry, shard_path
+from zcache.encoding.array_layout import array_parts, shard_path
+from zcache.encoding.layout import parse_entry
 from zcache.encoding.shard import SEAL_BYTES, ShardIndex, crc32c
 
 HEAD = b'{"zarr_format":3,"node_type":"group","attributes":{"zcache":{"crc32c":"'

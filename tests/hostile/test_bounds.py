@@ -17,8 +17,9 @@ from numcodecs import blosc
 from tests.hostile import forge
 from tests.hostile.forge import Forged, Shard, array_metadata, made_up, narrowing, reference, with_payload
 from tests.hostile.jail import MIB, Verdict, run
-from zcache.encoding import layout
-from zcache.encoding.layout import EntryRecord, entry_document, parse_entry, shard_path
+from zcache.encoding import array_layout, layout
+from zcache.encoding.array_layout import shard_path
+from zcache.encoding.layout import EntryRecord, entry_document, parse_entry
 from zcache.encoding.payload import decode_item
 from zcache.encoding.shard import BloscCodec, ShardIndex
 from zcache.errors import EntryDamagedError, UnstorableError
@@ -353,7 +354,7 @@ def test_the_stated_bounds_are_those_of_the_code():
     for value in ("64 GiB", "32 MiB", "512 MiB", "1,048,576"):
         assert value in text
     assert (layout.MAX_ITEM_BYTES, layout.MAX_DOCUMENT_BYTES) == (64 * 2**30, 32 * 2**20)
-    assert (layout.MAX_CHUNK_BYTES, layout.MAX_CHUNKS) == (512 * 2**20, 1_048_576)
+    assert (array_layout.MAX_CHUNK_BYTES, layout.MAX_CHUNKS) == (512 * 2**20, 1_048_576)
 
 
 # --- Not mended yet: in the storage room ------------------------------------------------------------------------------

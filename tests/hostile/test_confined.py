@@ -16,7 +16,7 @@ import pytest
 from tests.hostile.forge import Forged, sealed
 from tests.hostile.jail import MIB, run
 from zcache.cache import Cache
-from zcache.encoding.layout import shard_path
+from zcache.encoding.array_layout import shard_path
 from zcache.errors import ZCacheWarning
 from zcache.storage.store import Store, sweep_staging
 

@@ -10,7 +10,8 @@ import zarr
 
 import zcache
 from tests.support import BrokenDisk, SystemCalls, ct_like, files_under, key, record_of, same_bits, staging_left
-from zcache.encoding.layout import array_parts, parse_entry
+from zcache.encoding.array_layout import array_parts
+from zcache.encoding.layout import parse_entry
 from zcache.encoding.payload import decode_item, encode_item
 from zcache.inspection.prune import candidates
 from zcache.inspection.verify import verify

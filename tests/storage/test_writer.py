@@ -26,7 +26,7 @@ from tests.support import (
     staging_left,
     write,
 )
-from zcache.encoding.layout import shard_path
+from zcache.encoding.array_layout import shard_path
 from zcache.encoding.narrowing import Precision, narrow
 from zcache.encoding.shard import SEAL_BYTES, ShardIndex, crc32c
 from zcache.errors import CacheConfigError

@@ -20,7 +20,7 @@ import zcache
 from tests.support import read_array, record_of
 from tests.viewers.caches import CODECS, demo_cache, generated_caches, scan_caches
 from tests.viewers.tools import run_node
-from zcache.encoding.layout import ArrayRecord, shard_path
+from zcache.encoding.array_layout import ArrayRecord, shard_path
 from zcache.encoding.narrowing import Narrowing
 from zcache.inspection.entry import EntryView
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from zcache.encoding import narrowing as nw
+from zcache.encoding.array_layout import dump_document
 from zcache.encoding.layout import MAX_DOCUMENT_BYTES
 from zcache.encoding.names import is_array_name
 from zcache.encoding.payload import Json
@@ -132,9 +133,7 @@ def plan_ram_file(tree: Json, arrays: Iterable[tuple[str, tuple[int, ...], nw.Na
             end = _aligned(end + len(tables[name]))
         places[name] = described[name]["start"] = end
         end = _aligned(end + math.prod(shape) * narrowing.code_dtype.itemsize)
-    document = json.dumps({"payload": tree, "arrays": described}, separators=(",", ":"), allow_nan=False).encode(
-        "ascii"
-    )
+    document = dump_document({"payload": tree, "arrays": described})
     if len(document) > MAX_DOCUMENT_BYTES:
         raise UnstorableError(f"the item takes {len(document)} bytes of JSON, {MAX_DOCUMENT_BYTES} at most")
     base = _aligned(HEAD_NBYTES + len(document))

@@ -7,8 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from zcache.encoding.array_layout import ArrayRecord
 from zcache.encoding.chunking import Region, check_region
-from zcache.encoding.layout import ArrayRecord, EntryRecord, parse_entry
+from zcache.encoding.layout import EntryRecord, parse_entry
 from zcache.encoding.payload import Json
 from zcache.errors import EntryDamagedError
 from zcache.keys import digest

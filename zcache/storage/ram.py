@@ -11,6 +11,7 @@ import mmap
 import os
 import resource
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import util
@@ -107,6 +108,7 @@ class RamTier:
         self._directory: SharedDirectory | None = None
         self._leave: util.Finalize | None = None
         self._is_off = False
+        _tiers.add(self)
         self._kept: Recent[str, _Mapped] = Recent(_max_mappings(), _MAX_DOCUMENT_BYTES)
         self._n_evicted = 0
 
@@ -266,6 +268,7 @@ class RamTier:
         is_kept = kept is not None and kept.identity == identity  # it may have been replaced since it was looked at
         file = kept.file if kept is not None and is_kept else parse_ram_file(mapping, identity.nbytes)
         mapped = _Mapped(identity, file, mapping)
+        self._kept.resize(_max_mappings())
         self._kept.put(name, mapped, parse_head(mapping, identity.nbytes)[0])
         return mapped
 
@@ -390,10 +393,14 @@ class RamEntry:
         return array
 
 
+_tiers: weakref.WeakSet[RamTier] = weakref.WeakSet()
+
+
 def _max_mappings() -> int:
-    """Return how many files stay mapped: before Python 3.13 each takes one of the file descriptors allowed."""
+    """Return how many files a tier keeps mapped: before Python 3.13 each takes a file descriptor of the process."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return min(allowed // 4, _MAX_MAPPINGS) if allowed > 0 else _MAX_MAPPINGS
+    at_most = min(allowed // 8, _MAX_MAPPINGS) if allowed > 0 else _MAX_MAPPINGS
+    return max(1, at_most // max(1, len(_tiers)))
 
 
 def _child_name(key: str, what: Json) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from zcache.encoding.array_layout import ArrayRecord
 from zcache.encoding.chunking import ChunkRead, Region, whole_region
-from zcache.encoding.layout import ArrayRecord
 from zcache.encoding.narrowing import Narrowing
 from zcache.encoding.restoring import restore
 from zcache.encoding.rows import copy_rows

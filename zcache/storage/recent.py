@@ -49,6 +49,10 @@ class Recent(Generic[K, V]):
             while len(self._values) > self._max_size or (self._weight > self._max_weight and len(self._values) > 1):
                 self._weight -= self._values.popitem(last=False)[1][1]
 
+    def resize(self, max_size: int) -> None:
+        """Keep another number of values at most, from the next `put` on."""
+        self._max_size = max_size
+
     def drop(self, matches: Callable[[K], bool]) -> None:
         """Give up the values whose key matches."""
         with self._lock:

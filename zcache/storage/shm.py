@@ -200,7 +200,7 @@ class SharedDirectory(Membership):
                 unused_since_ns = max(self.began_ns, self._wanted_before_ns(name))
                 if unused_since_ns <= self._oldest_ns:  # as when it was last looked at
                     return None, 0
-                held = list(self._scan())
+                held = self._scan()
                 total = sum(one.nbytes for one in held)
                 _write_ledger(ledger, total, n_evicted)
                 found = plan_room(held, need, self._limit_bytes(total), unused_since_ns)
@@ -259,21 +259,28 @@ class SharedDirectory(Membership):
             raise
         return NewFile(self, fd, part, name)
 
-    def _scan(self) -> Iterator[Held]:
-        """Yield the files that take memory, removing those that killed processes did not finish."""
-        for name in os.listdir(self.fd):
-            is_part = _PART.fullmatch(name) is not None
-            if not is_part and not _NAME.fullmatch(name):
+    def _scan(self) -> list[Held]:
+        """Return the files that take memory, removing those that killed processes did not finish."""
+        held: dict[int, Held] = {}
+        for listed in os.listdir(self.fd):
+            is_part = _PART.fullmatch(listed) is not None
+            if is_part and self._is_abandoned(listed):
+                self._unlink(listed)
+            if not is_part and not _NAME.fullmatch(listed):
                 continue
-            with contextlib.suppress(FileNotFoundError):
-                if is_part and self._is_abandoned(name):
-                    self._unlink(name)
-                    continue
-                found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-                yield Held(name, _pages(found.st_size), sys.maxsize if is_part else found.st_mtime_ns)
+            # One that gets its final name meanwhile may have the one, the other or both: it counts once.
+            for name in (listed, listed.rsplit(".", 2)[0]) if is_part else (listed,):
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                    used_ns = found.st_mtime_ns if _NAME.fullmatch(name) else sys.maxsize
+                    held[found.st_ino] = Held(name, _pages(found.st_size), used_ns)
+        return list(held.values())
 
     def _is_abandoned(self, part: str) -> bool:
-        fd = os.open(part, os.O_RDWR | OPEN_FLAGS, dir_fd=self.fd)
+        try:
+            fd = os.open(part, os.O_RDWR | OPEN_FLAGS, dir_fd=self.fd)
+        except FileNotFoundError:
+            return False
         try:
             return locked(fd, fcntl.LOCK_EX)
         finally:

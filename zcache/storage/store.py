@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zcache.encoding.layout import DOCUMENT, MAX_DOCUMENT_BYTES, array_parts, root_document, shard_path
+from zcache.encoding.array_layout import array_parts, shard_path
+from zcache.encoding.layout import DOCUMENT, MAX_DOCUMENT_BYTES, root_document
 from zcache.encoding.names import is_array_name
 from zcache.errors import CacheConfigError, EntryDamagedError
 from zcache.storage import files

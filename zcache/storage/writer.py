@@ -9,17 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from zcache.encoding.array_layout import ArrayRecord, array_document, array_parts, shard_path
 from zcache.encoding.chunking import ChunkGrid, ChunkSpec, choose_chunk_shape
-from zcache.encoding.layout import (
-    DOCUMENT,
-    ArrayRecord,
-    EntryRecord,
-    array_document,
-    array_parts,
-    entry_document,
-    group_document,
-    shard_path,
-)
+from zcache.encoding.layout import DOCUMENT, EntryRecord, entry_document, group_document
 from zcache.encoding.narrowing import LOSSLESS, Narrowing, Precision, narrow
 from zcache.encoding.ome import Image, entry_metadata, find_images, is_label, label_groups
 from zcache.encoding.payload import ArrayLeaf, EncodedItem, Json
