@@ -60,7 +60,7 @@ lint: $(VENV)/dev.stamp
 
 docs: $(VENV)/dev.stamp
 	@echo '== documentation'
-	@$(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/dev.stamp
 	@$(BIN)/python -m benchmarks.epochs
