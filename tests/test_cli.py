@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from tests.inspection.caches import fill, item, three_entries
 from tests.support import REPOSITORY, files_under, key, same_bits
 from zcache.cli.app import app
 from zcache.cli.output import default_cache_dir
+from zcache.keys import source_stamps
 from zcache.storage import files
 
 MANY = 10_000
@@ -49,7 +52,7 @@ def test_ls(cache_dir):
     lines = run("ls", cache_dir).stdout.splitlines()
     assert lines[0].split() == ["key", "age", "raw", "stored", "ratio", "by", "arrays", "source"]
     assert [line.split()[0] for line in lines[1:4]] == [key(1)[:12], key(2)[:12], "f" * 12]
-    assert lines[3].endswith("image 1×40×44×48 float32→int16, label 1×40×44×48 uint8  ct.nii.gz, seg.nii.gz")
+    assert lines[3].endswith("label 1×40×44×48 uint8  patient_003/ct.nii.gz, seg.nii.gz")
     assert lines[4].startswith("3 entries, 1.3 MB in ")
     assert run("ls", "-C", cache_dir, "--find", "patient_002").stdout.count("\n") == 3
     assert "1 entry" in run("ls", cache_dir, "--transform", "pixdim=[3.0").stdout
@@ -135,6 +138,9 @@ def test_show_and_export(cache_dir, tmp_path, monkeypatch):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.chdir(tmp_path)
     assert run("show", "patient_001", "-C", cache_dir, "--no-label").stdout == f"{key(1)[:12]}.png\n"
+    small = (tmp_path / "out.png").stat().st_size
+    run("show", "ff", "-C", cache_dir, "-o", tmp_path / "many.png", "--mosaic", "--window", "-100,700")
+    assert (tmp_path / "many.png").stat().st_size > small
     run("export", "ff", tmp_path / "out.nii.gz", "-C", cache_dir, "--array", "label")
     assert same_bits(np.asarray(nib.load(tmp_path / "out.nii.gz").dataobj), item(3)["label"][0])
 
@@ -159,17 +165,96 @@ def test_prune(cache_dir):
     assert "0 entries" in run("ls", cache_dir).stdout
 
 
+def stamped(folder: Path) -> Path:
+    """Two entries whose sources are known; that of the second is another by now."""
+    data = folder / "data"
+    data.mkdir()
+    paths = [data / f"{i}.nii" for i in (1, 2)]
+    for path in paths:
+        path.write_bytes(b"scan")
+
+    def described(i):
+        return {"source": [str(paths[i - 1])], "sources": source_stamps([str(paths[i - 1])])}
+
+    fill(folder / "cache", {key(i): item(i) for i in (1, 2)}, described)
+    fill(folder / "cache", {key(3): {"n": 3}}, lambda _: {"sources": [{"path": "3.nii", "size": 1, "mtime_ns": 1}]})
+    paths[1].write_bytes(b"another scan")
+    return folder / "cache"
+
+
+def test_stale_entries_are_listed_and_removed(tmp_path):
+    cache = stamped(tmp_path)
+    changed = f"{tmp_path / 'data' / '2.nii'} was changed"
+    text = run("verify", cache).stdout  # they are sound
+    assert text.startswith(f"stale: {key(2)[:12]} {changed}\n1 entry stale; zcache prune --stale removes what is\n")
+    assert "sources of 1 entry cannot be compared: 3.nii is out of reach; --root says where the data lie now" in text
+    assert text.endswith("read: all sound\n")
+    found = printed("verify", cache)
+    assert found["stale"] == [{"key": key(2), "reasons": [changed]}]
+    assert found["sources"] == {"fresh": 1, "stale": 1, "unknown": 1}
+    (tmp_path / "data" / "3.nii").write_bytes(b"3")
+    assert printed("verify", cache, "--root", tmp_path / "data")["sources"] == {"fresh": 1, "stale": 2}
+    before = files_under(cache)
+    text = run("prune", cache, "--stale", "--dry-run").stdout
+    assert f"{changed}  data/2.nii\nwould remove 1 of 3 entries" in text
+    assert files_under(cache) == before
+    assert [r["reason"] for r in printed("prune", cache, "--stale", "-y")["removed"]] == [changed]
+    assert list(zcache.open_cache(cache)) == [key(1), key(3)]
+    assert "removed 0 of 2" in run("prune", cache, "--stale", "-y").stdout
+
+
+def completed(*words, **env) -> list[str]:
+    """What bash would be offered after some words; the last one is being typed."""
+    asked = {
+        "_ZCACHE_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(map(str, words)),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = CliRunner().invoke(app, [], prog_name="zcache", env={**asked, **env})
+    return done.stdout.split()
+
+
+def test_commands_options_and_keys_are_completed(cache_dir):
+    assert completed("zcache", "s") == ["stats", "show"]
+    assert completed("zcache", "show", "--mos") == ["--mosaic"]
+    keys = [key(1)[:12], key(2)[:12], "f" * 12]
+    assert sorted(set(completed("zcache", "info", "-C", cache_dir, ""))) == sorted(set(keys))
+    assert completed("zcache", "show", "-C", cache_dir, "ff") == ["f" * 12]
+    assert completed("zcache", "export", "-C", cache_dir, "f" * 13) == ["f" * 32]
+    assert completed("zcache", "diff", "f" * 12, "f", ZCACHE_DIR=str(cache_dir)) == ["f" * 12]
+    assert completed("zcache", "info", "-C", cache_dir / "nowhere", "") == []
+
+
+def test_zsh_is_told_what_a_key_is(cache_dir):
+    env = {"_ZCACHE_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": f"zcache info -C {cache_dir} f"}
+    assert "patient_003/ct.nii.gz, seg.nii.gz" in CliRunner().invoke(app, [], prog_name="zcache", env=env).stdout
+
+
+def test_completion_of_many_keys_reads_no_entry(many, monkeypatch):
+    monkeypatch.setattr("zcache.inspection.entry.survey", None)
+    assert len(completed("zcache", "info", "-C", many, "000")) == MANY
+
+
+def test_help_tells_of_completion_and_demo():
+    text = " ".join(run("--help").stdout.split())
+    assert "--install-completion lets the shell complete commands, options and keys" in text
+    assert "zcache demo shows it all" in text
+
+
 def test_mistakes_get_a_sentence(cache_dir, tmp_path):
     for args, message in [
         (("ls", tmp_path / "cahce"), "did you mean"),
         (("ls", tmp_path), "it has no cache.zarr; did you mean"),
-        (("info", "fffe", "-C", cache_dir), "did you mean ffffffffffff (ct.nii.gz, seg.nii.gz)?"),
+        (("info", "fffe", "-C", cache_dir), "did you mean ffffffffffff (patient_003/ct.nii.gz, seg.nii.gz)?"),
         (("info", "000", "-C", cache_dir), "'000' means 2 entries"),
         (("ls", cache_dir, "--sort", "colour"), "--sort colour is none of source, age, size, ratio, key"),
         (("ls", cache_dir, "--since", "soon"), "neither an age such as 30d"),
-        (("prune", cache_dir), "say what can go: --older-than, --unused-since or --max-size"),
+        (("prune", cache_dir), "say what can go: --stale, --older-than, --unused-since or --max-size"),
         (("prune", cache_dir, "--max-size", "much"), "not a number of bytes"),
         (("show", "ff", "-C", cache_dir, "-o", "x.doc"), "x.doc should end in one of"),
+        (("show", "ff", "-C", cache_dir, "--window", "liver"), "the window 'liver' is neither LOW,HIGH such as"),
+        (("show", "ff", "-C", cache_dir, "--window", "lung", "--image", "label"), "is one of CT in Hounsfield units"),
+        (("verify", cache_dir, "--root", tmp_path / "no"), "is not a folder"),
         (("show", "ff", "-C", cache_dir, "--image", "ct"), "no image 'ct': it has 'image', 'label'"),
         (("show", "ff", "-C", cache_dir, "-o", tmp_path / "no" / "x.png"), "No such file or directory"),
         (("export", "ff", "x.mha", "-C", cache_dir), "should end in .nii.gz or .nii"),
@@ -186,6 +271,78 @@ def test_help_tells_the_exit_codes():
     assert run("--version").stdout.strip() == zcache.__version__
 
 
+def test_demo_shows_it_all_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = run("demo", color=True)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
+    commands = [line.split()[2] for line in text.splitlines() if line.startswith("$ zcache ")]
+    assert commands == ["ls", "info", "show", "verify"]
+    assert "patient_001/ct.nii.gz" in text
+    assert "pipeline B, 2 entries" in text
+    assert "▀" * 20 in text
+    assert "all sound" in text
+    assert "stale" not in text
+    assert "zcache demo --keep zcache-demo" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_that_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    folder = tmp_path / "new" / "demo"
+    text = run("demo", "--keep", folder).stdout
+    assert "▀" not in text
+    view = zcache.open_cache(folder / "cache")
+    assert len(view) == 6
+    assert [n for _, n in view.summary().pipelines] == [4, 2]
+    assert len(list(folder.glob("*.png"))) == 1
+    next_ones = [line.split()[1:] for line in text.partition("Try next:")[2].splitlines() if line.strip()]
+    assert len(next_ones) == 5
+    monkeypatch.chdir(tmp_path)
+    for arguments in next_ones:
+        run(*arguments)
+    assert f"{folder} is not an empty folder" in run("demo", "--keep", folder, code=2).stderr
+    assert len(zcache.open_cache(folder / "cache")) == 6
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_demo_that_fails_leaves_nothing(tmp_path, monkeypatch, keep):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr("zcache.cli.demo._EXAMPLE", "zcache.no_such_module")
+    result = run("demo", *(["--keep", tmp_path / "demo"] if keep else []), code=2)
+    assert "the example could not be made" in result.stderr
+    assert "no_such_module" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_demo_and_control_c(tmp_path, keep):
+    path = tmp_path / "run.py"
+    path.write_text(
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom zcache.cli import main\nmain()\n"
+    )
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, str(path), "demo", *(["--keep", str(folder / "demo")] if keep else [])],
+        env={**ENV, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(folder.rglob("patient_001")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert (output, errors.strip()) == ("", "zcache: interrupted")
+    assert list(folder.iterdir()) == []
+
+
 def script(tmp_path: Path, *args: object) -> list[str]:
     path = tmp_path / "zcache_command.py"
     path.write_text("from zcache.cli import main\nmain()\n")
@@ -200,7 +357,7 @@ def test_control_c_ends_without_a_traceback(tmp_path):
     code = (
         "import signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background ignore it
-        "import zcache.cli.app as app\n"
+        "import zcache.cli.upkeep as app\n"
         "real = app.verify\n"
         "def slow(*args):\n"
         "    for verdict in real(*args):\n"
@@ -248,15 +405,17 @@ def test_without_its_extra(tmp_path, monkeypatch, capsys):
 
 
 def test_drawing_without_its_extra(cache_dir, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "zcache.inspection.plot", raising=False)
+    for package in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for room in ("plot", "panels"):
+        monkeypatch.delitem(sys.modules, f"zcache.inspection.{room}", raising=False)
     with pytest.raises(zcache.MissingExtraError, match=r"matplotlib is not installed, .* pip install"):
         zcache.open_cache(cache_dir)[key(1)].plot()
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory) -> Path:
-    """Ten thousand entries: copies of one, the shards by hard links."""
+    """Ten thousand entries: the document of one, again and again, without the arrays that no list looks into."""
     folder = fill(tmp_path_factory.mktemp("many") / "cache", {key(0): item(0)})
     root = folder / "cache.zarr"
     template = root / key(0)
@@ -265,8 +424,6 @@ def many(tmp_path_factory) -> Path:
         target = root / key(i)
         target.mkdir()
         (target / "zarr.json").write_bytes(document)
-        for name in ("image", "label"):
-            (target / name).symlink_to(template / name)  # no list looks into it
     yield folder
     shutil.rmtree(folder)
 

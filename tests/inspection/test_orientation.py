@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zcache.inspection.orientation import orientation, to_ras
-from zcache.inspection.planes import Geometry, planes
+from zcache.encoding.geometry import Geometry
+from zcache.encoding.orientation import orientation, to_ras
+from zcache.inspection.planes import planes
 
 ROTATION = nib.eulerangles.euler2mat(0.4, -0.3, 0.25)
 OBLIQUE = np.eye(4)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import zcache
-from zcache.inspection.planes import choose_image, choose_label, geometry, planes, window
-from zcache.inspection.values import ArrayPlace
+from zcache.encoding.geometry import choose_image, choose_label, geometry
+from zcache.encoding.places import ArrayPlace
+from zcache.inspection.planes import planes, window
 
 
 def place(shape, kind="ndarray", name="image", dtype="float32", **node):

@@ -59,6 +59,23 @@ def test_what_stays_fits_and_was_used_later(rows, max_size):
         assert sum(e.stored_bytes for e in kept) + gone[-1].stored_bytes > max_size
 
 
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 500), st.booleans()), max_size=20), st.integers(1, 3000))
+def test_what_is_stale_goes_first_whatever_its_age(rows, max_size):
+    entries = [
+        Candidate(
+            f"{i:02}", NOW - dt.timedelta(used), NOW - dt.timedelta(used), n, stale="x.nii is gone" if stale else ""
+        )
+        for i, (used, n, stale) in enumerate(rows)
+    ]
+    stale = {e.key for e in entries if e.stale}
+    assert {r.entry.key for r in plan(entries, stale=True)} == stale
+    assert {r.reason for r in plan(entries, stale=True)} <= {"x.nii is gone"}
+    assert plan(entries) == []
+    both = plan(entries, stale=True, max_size=max_size)
+    fresh = [e for e in entries if not e.stale]
+    assert [r.entry.key for r in both[len(stale) :]] == [r.entry.key for r in plan(fresh, max_size=max_size)]
+
+
 def test_use_is_when_the_arrays_were_read(cache_dir):
     shard = cache_dir / "cache.zarr" / key(1) / "image/c/0/0/0/0"
     later = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)

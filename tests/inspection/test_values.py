@@ -12,8 +12,10 @@ from monai.utils import enums
 import zcache
 from tests.support import key, run_script, same_bits
 from zcache.encoding.payload import encode_item
+from zcache.encoding.places import array_places
+from zcache.encoding.plain import UnknownValue, plain_item
 from zcache.errors import EntryDamagedError
-from zcache.inspection.values import UnknownValue, array_places, plain_item, scalars
+from zcache.inspection.values import scalars
 from zcache.training.leaves import torch_leaf_codecs
 
 

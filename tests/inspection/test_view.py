@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import os
+import re
 import shutil
 import threading
 
@@ -17,7 +18,11 @@ from rich.console import Console
 import zcache
 from tests.inspection.caches import about, fill, item
 from tests.support import files_under, in_fork, key, run_script, same_bits
+from zcache.inspection import rich_tables
+from zcache.inspection.display import letters
 from zcache.inspection.moments import parse_moment
+from zcache.inspection.verify import verify
+from zcache.storage.store import Store
 
 KEYS = [key(1), key(2), "f" * 32]
 
@@ -81,9 +86,11 @@ def test_resolve(view):
     assert view.resolve("f").key == "f" * 32
     assert view.resolve(key(1)).key == key(1)
     assert view.resolve("patient_002").key == key(2)
-    with pytest.raises(zcache.EntryNotFoundError, match=r"'0' means 2 entries: 000000000000 \(ct.nii.gz, seg.nii.gz\)"):
+    with pytest.raises(
+        zcache.EntryNotFoundError, match=r"'0' means 2 entries: 000000000000 \(patient_001/ct.nii.gz, seg.nii.gz\)"
+    ):
         view.resolve("0")
-    with pytest.raises(zcache.EntryNotFoundError, match=r"mentions it; did you mean ffffffffffff \(ct.nii"):
+    with pytest.raises(zcache.EntryNotFoundError, match=r"mentions it; did you mean ffffffffffff \(patient_003/ct.nii"):
         view.resolve("fffe")
     with pytest.raises(zcache.EntryNotFoundError, match=r"did you mean ffff"):
         view.resolve("ct.nii.tz")
@@ -120,7 +127,7 @@ def test_text_and_html(view, tmp_path):
     text = repr(view)
     assert "3 entries" in text
     assert "image 1×40×44×48 float32→int16, label 1×40×44×48 uint8" in text
-    assert "patient" not in text  # names of files, not whole paths
+    assert "  patient_001/ct.nii.gz, seg.nii.gz" in text  # names of files and their folder, not whole paths
     html = view._repr_html_()
     assert html.count("data:image/png;base64,") == 3
     assert "pixdim=[1.0, 1.0, 2.0] → [3.0, 3.0, 3.0]" in html
@@ -149,15 +156,15 @@ def test_what_a_cache_says_reaches_neither_terminal_nor_page(tmp_path):
         assert "\x1b" not in html
 
 
-def drawn(thing) -> str:
-    console = Console(width=200, record=True, file=io.StringIO(), force_terminal=True)
+def drawn(thing, width=200, *, styles=True) -> str:
+    console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True)
     console.print(thing)
-    return console.export_text(styles=True)
+    return console.export_text(styles=styles)
 
 
 def test_rich(view, tmp_path):
     assert "3 entries" in drawn(view)
-    assert "~ Spacingd: pixdim=[1.0, 1.0, 2.0] → [3.0, 3.0, 3.0]" in drawn(view.summary())
+    assert "Spacingd: pixdim=[1.0, 1.0, 2.0] → [3.0, 3.0, 3.0]" in drawn(view.summary())
     assert "/data/patient_001/ct.nii.gz" in drawn(view[key(1)])
     nasty = {"source": ["/a/[red]b[bold]\x1b]0;title\x07.nii"]}
     view = zcache.open_cache(fill(tmp_path / "nasty", {key(i): {"a": i} for i in range(60)}, lambda _: nasty))
@@ -165,6 +172,37 @@ def test_rich(view, tmp_path):
     assert "[red]b[bold]\\x1b]0;title\\x07.nii" in text.replace("\n", "")
     assert "\x1b]0" not in text
     assert "and 10 more" in text
+
+
+def test_a_narrow_terminal_gets_an_array_and_a_file_to_a_line(view):
+    listed = rich_tables.entries(view.infos, letters(view.infos), dt.datetime.now(dt.UTC))
+    lines = [line.rstrip() for line in drawn(listed, 100, styles=False).splitlines()]
+    assert lines[0].split() == ["key", "age", "stored", "ratio", "by", "arrays", "source"]
+    assert lines[1].endswith("A   image 1×40×44×48 float32→int16  patient_001/ct.nii.gz")
+    assert lines[2].split() == ["label", "1×40×44×48", "uint8", "seg.nii.gz"]
+    assert len(lines) == 7
+    assert "raw" in drawn(listed, 120, styles=False).splitlines()[0]
+    text = drawn(view[key(1)], 60, styles=False)
+    assert "step 2    Spacingd(keys=['image', 'label'], pixdim=[1.0,\n          1.0, 2.0])" in re.sub(
+        " +\n", "\n", text
+    )
+
+
+def test_sources_of_one_name_are_told_apart(view):
+    with pytest.raises(
+        zcache.EntryNotFoundError, match=r"\(patient_001/ct.nii.gz, seg.nii.gz, by pipeline A\), .*by pipeline B"
+    ):
+        view.resolve("ct.nii")
+
+
+def test_many_entries_are_looked_up_at_a_time_and_share_their_pipelines(tmp_path):
+    folder = fill(tmp_path / "cache", {key(i): {"n": i} for i in range(100)})
+    view = zcache.open_cache(folder)
+    assert [info.key for info in view.infos] == [key(i) for i in range(100)]
+    assert len({id(info.pipeline) for info in view.infos}) == 1
+    assert [info.source for info in view.infos] == [tuple(about(i)["source"]) for i in range(100)]
+    shutil.rmtree(view[key(50)].path)
+    assert len(zcache.open_cache(folder).infos) == 99
 
 
 def test_nothing_is_written(cache_dir):
@@ -209,26 +247,36 @@ def test_an_entry_that_is_replaced_while_it_is_open(cache_dir, view):
 
 def test_case_35_listing_while_others_write_and_remove(cache_dir):
     stop = threading.Event()
+    store = Store(cache_dir)
+    rounds = 0
 
     def churn():
-        i = 16
+        nonlocal rounds
         while not stop.is_set():
-            i += 1
+            i = 16 + rounds
             fill(cache_dir, {key(i): {"x": np.arange(3000) + i}})
-            if i > 20:
-                shutil.rmtree(cache_dir / "cache.zarr" / key(i - 4))
+            if rounds > 4:
+                store.remove(key(i - 4))
+            rounds += 1
 
     thread = threading.Thread(target=churn)
     thread.start()
     try:
-        for _ in range(40):
+        seen = set()
+        while rounds < 40:
             view = zcache.open_cache(cache_dir)
-            assert set(KEYS) <= {info.key for info in view.infos}
-            assert {info.status for info in view.infos} <= {"ok", "damaged"}  # half removed: without a document
-            repr(view), view.summary(), view.find("P001")
+            infos = view.infos
+            assert set(KEYS) <= {info.key for info in infos}
+            assert {info.status for info in infos} == {"ok"}  # whole or absent, never half of one
+            assert all(info.arrays[0].shape == (3000,) for info in infos if info.key not in KEYS)
+            assert [verdict.status for verdict in verify(view.find("P00"))] == ["ok"] * 3
+            repr(view), view.summary()
+            seen |= set(view)
     finally:
         stop.set()
         thread.join()
+        store.close()
+    assert len(seen) > len(KEYS)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
@@ -15,7 +15,8 @@ from rich.console import Console, RenderableType
 
 from zcache.encoding.payload import Json
 from zcache.errors import ZCacheError
-from zcache.inspection.display import clean
+from zcache.inspection import rich_tables
+from zcache.inspection.display import clean, table_text
 from zcache.inspection.view import CacheView, open_cache
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "progress",
     "say",
     "show",
+    "show_table",
 ]
 
 P = ParamSpec("P")
@@ -95,6 +97,11 @@ def show(text: Callable[[], str], drawn: Callable[[], RenderableType]) -> None:
         console.print(drawn())
     else:
         typer.echo(text())
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows as a table."""
+    show(lambda: table_text(columns, rows), lambda: rich_tables.table(columns, rows))
 
 
 def progress(description: str) -> Any:

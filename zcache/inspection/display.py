@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import html
 import math
+import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from zcache.encoding.payload import Json
@@ -36,6 +36,7 @@ _THUMBNAILS = 8
 _KEY_CHARS = 12
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _KILO = 1000
+_HOW = {"identity": "as is", "cast": "narrower type", "table": "look-up table", "affine": "rounded to a grid"}
 
 
 def clean(text: str) -> str:
@@ -81,12 +82,36 @@ def array_text(array: ArrayInfo) -> str:
     return clean(f"{array.name} {shape_text(array.shape)} {types}")
 
 
+def how_text(narrowing: str) -> str:
+    """Return how values became what is stored."""
+    return _HOW.get(narrowing, clean(narrowing))
+
+
+def source_names(info: EntryInfo) -> list[str]:
+    """Return the names of the files that an entry was made from, with their folder where it is another.
+
+    Patients often have a folder each, and files of the same names in it.
+
+    Examples
+    --------
+    >>> source_names(EntryInfo("", source=("/data/P1/ct.nii.gz", "/data/P1/seg.nii.gz", "/masks/P1.nii.gz")))
+    ['P1/ct.nii.gz', 'seg.nii.gz', 'masks/P1.nii.gz']
+    """
+    names: list[str] = []
+    folder: list[str] = []
+    for source in info.source:
+        *above, name = re.split(r"[\\/]" if "\\" in source else "/", source.rstrip("/"))
+        inside = above[-1] if above else ""
+        names.append(clean(name if above == folder or not inside else f"{inside}/{name}"))
+        folder = above
+    return names
+
+
 def source_text(info: EntryInfo) -> str:
-    """Return the names of the files that an entry was made from."""
+    """Return the names of the files that an entry was made from, or what is wrong with it."""
     if info.status != "ok":
         return clean(f"{info.status}: {info.problem}")
-    names = [(PureWindowsPath if "\\" in source else PurePosixPath)(source).name or source for source in info.source]
-    return clean(", ".join(names)) or "?"
+    return ", ".join(source_names(info)) or "?"
 
 
 def letter(i: int) -> str:
@@ -172,7 +197,7 @@ def array_detail(array: ArrayInfo) -> str:
     """Return how an array is stored."""
     lost = f", off by {array.max_abs_error:.3g} at most" if array.max_abs_error else ""
     sizes = f"{size_text(array.raw_bytes)} in {size_text(array.stored_bytes)}"
-    return clean(f"{sizes}, {array.narrowing}{lost}, {array.codec}, chunks {shape_text(array.chunk_shape)}")
+    return clean(f"{sizes}, {how_text(array.narrowing)}{lost}, {array.codec}, chunks {shape_text(array.chunk_shape)}")
 
 
 def index_text(about: Json, problem: str) -> str:
@@ -221,7 +246,7 @@ def array_rows(summary: Summary) -> list[tuple[str, ...]]:
             clean(group.name),
             f"{group.count:,}",
             clean(group.dtype if group.dtype == group.stored_dtype else f"{group.dtype}→{group.stored_dtype}"),
-            clean(group.narrowing),
+            how_text(group.narrowing),
             size_text(group.raw_bytes),
             size_text(group.stored_bytes),
             ratio_text(group.raw_bytes / group.stored_bytes if group.stored_bytes else math.nan),

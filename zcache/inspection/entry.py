@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from zcache.encoding.array_layout import array_parts
 from zcache.encoding.chunking import Region
 from zcache.encoding.payload import Json, decode_item
+from zcache.encoding.places import ArrayPlace, array_places
+from zcache.encoding.plain import BFLOAT16, plain_item, widened
 from zcache.errors import EntryDamagedError, EntryNotFoundError
 from zcache.inspection import display, extras
 from zcache.inspection.listing import EntryInfo, survey
 from zcache.inspection.pipelines import Pipelines
-from zcache.inspection.values import BFLOAT16, ArrayPlace, array_places, plain_item, scalars, widened
+from zcache.inspection.values import scalars
 from zcache.storage.entry import OpenEntries, StoredEntry
 from zcache.storage.store import Store
 from zcache.storage.threads import ReadThreads
@@ -24,9 +28,16 @@ if TYPE_CHECKING:
     import zarr
     from matplotlib.figure import Figure
 
+    from zcache.inspection.plot import Layout
+    from zcache.inspection.viewer import Viewer
+    from zcache.inspection.windows import Window
+
 __all__ = ["EntryView", "Opened"]
 
 T = TypeVar("T")
+
+_MANY = 32  # entries from which on threads pay
+_THREADS = 4
 
 
 class Opened:
@@ -45,6 +56,13 @@ class Opened:
         if found is None:
             found = self.infos[key] = survey(self.store, key, self.pipelines)
         return found
+
+    def look_up(self, keys: Sequence[str]) -> list[EntryInfo]:
+        """Return what a list shows of many entries, several at a time: on a network each answer is waited for."""
+        if len(keys) < _MANY:
+            return [self.info(key) for key in keys]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(self.info, keys))
 
 
 class EntryView:
@@ -84,9 +102,10 @@ class EntryView:
         """The arrays as they are stored, for Zarr tools: codes, not yet values."""
         import zarr  # noqa: PLC0415 - takes half a second
 
-        names = list(self._using(lambda entry: entry.record.arrays))
+        records = self._using(lambda entry: entry.record.arrays)
         group = zarr.open_group(str(self.path), mode="r")
-        found = {name: group[name] for name in names}
+        places = {name: array_parts(name, is_label=record.is_label) for name, record in records.items()}
+        found = {name: group["/".join(parts)] for name, parts in places.items()}
         return {name: array for name, array in found.items() if isinstance(array, zarr.Array)}
 
     @property
@@ -157,8 +176,16 @@ class EntryView:
 
         return self._using(lambda entry: decode_item(entry.tree, entry.read, torch_leaf_codecs()))
 
-    def plot(self, image: str | None = None, label: str | bool | None = None, *, channel: int = 0) -> Figure:
-        """Draw the middle slices: sagittal, coronal and axial, the right way up and in true proportions.
+    def plot(
+        self,
+        image: str | None = None,
+        label: str | bool | None = None,
+        *,
+        channel: int = 0,
+        window: Window = None,
+        layout: Layout = "planes",
+    ) -> Figure:
+        """Draw slices the right way up and in true proportions, their histogram, and the classes of the label.
 
         Parameters
         ----------
@@ -168,13 +195,63 @@ class EntryView:
             What is drawn over it; the array of the same extents that is called a label if left out, nothing if False.
         channel : int
             Which channel or point in time.
+        window : (low, high) or str, optional
+            What is black and white, in the units of the values; or, of CT in Hounsfield units, ``"brain"``,
+            ``"soft tissue"``, ``"lung"`` or ``"bone"``. Left out: the 1st and 99th percentile of the slices.
+        layout : str
+            ``"planes"``: the middle sagittal, coronal and axial slice; ``"mosaic"``: up to 24 slices of one view, the
+            one that the volume was taken in if its slices are thick, else axial.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The numbers at slices are indices into the array. The histogram is that of the slices drawn; what the
+            classes of the label measure is counted in the whole of it.
 
         Raises
         ------
         MissingExtraError
             Matplotlib is not installed.
+        EntryNotFoundError
+            There is no such array.
+        CacheConfigError
+            The channel, window, layout or label does not fit the array.
         """
-        return extras.load("plot").draw(self, image, label, channel)  # type: ignore[no-any-return]
+        return extras.load("plot").draw(self, image, label, channel, window, layout)  # type: ignore[no-any-return]
+
+    def view(
+        self,
+        image: str | None = None,
+        label: str | bool | None = None,
+        *,
+        channel: int = 0,
+        window: Window = None,
+        viewer: Viewer | None = None,
+    ) -> Any:
+        """Show the volume in a notebook, to click and scroll through.
+
+        Parameters
+        ----------
+        image, label, channel, window
+            As of `plot`. The label is taken to have the voxels of the image.
+        viewer : str, optional
+            ``"niivue"``: NiiVue, which draws with the browser's WebGL and is handed the whole arrays; needs ipyniivue.
+            ``"slices"``: three slices with sliders, read when they are asked for; needs ipywidgets. Left out: NiiVue
+            for volumes where it is installed, else slices.
+
+        Returns
+        -------
+        ipyniivue.NiiVue or ipywidgets.VBox
+            A widget, which a notebook shows if it is the last value of a cell.
+
+        Raises
+        ------
+        MissingExtraError
+            Neither is installed.
+        EntryNotFoundError, CacheConfigError
+            As of `plot`.
+        """
+        return extras.load("viewer").view(self, image, label, channel, window, viewer)
 
     def to_nifti(self, path: str | os.PathLike[str], name: str | None = None) -> Path:
         """Write an array as NIfTI, with its affine.

@@ -10,8 +10,8 @@ from zcache.errors import MissingExtraError
 __all__ = ["load", "module"]
 
 
-def module(name: str) -> ModuleType:
-    """Import an optional package.
+def module(name: str, extra: str = "inspect") -> ModuleType:
+    """Import an optional package, or a module that needs one, which an extra of this package brings.
 
     Raises
     ------
@@ -22,10 +22,10 @@ def module(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as e:
         package = (e.name or name).partition(".")[0]
-        raise MissingExtraError(f"{package} is not installed, which this needs: pip install 'zcache[inspect]'") from e
+        raise MissingExtraError(f"{package} is not installed, which this needs: pip install 'zcache[{extra}]'") from e
 
 
-def load(room: str) -> ModuleType:
+def load(room: str, extra: str = "inspect") -> ModuleType:
     """Import a module of this package that needs an optional one.
 
     Raises
@@ -33,4 +33,4 @@ def load(room: str) -> ModuleType:
     MissingExtraError
         As of `module`.
     """
-    return module(f"zcache.inspection.{room}")
+    return module(f"zcache.inspection.{room}", extra)

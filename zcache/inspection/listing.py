@@ -18,11 +18,13 @@ from typing import Literal
 
 import numpy as np
 
+from zcache.encoding.array_layout import array_parts
 from zcache.encoding.layout import DOCUMENT, FORMAT, check_document, parse_entry
 from zcache.encoding.names import is_array_name
 from zcache.encoding.payload import Json
 from zcache.errors import EntryDamagedError
 from zcache.inspection.pipelines import Pipeline, Pipelines
+from zcache.inspection.stale import Stamp, read_stamps
 from zcache.storage import files
 from zcache.storage.store import Store
 
@@ -37,7 +39,8 @@ INDEX_PREFIX = "voxels-"
 # Something else bears the name of the entry, such as a file or a link.
 _NO_ENTRY = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
 _DECODER = json.JSONDecoder()
-_END = '}},"consolidated_metadata":{"kind":"inline","must_understand":false,"metadata":'
+_OME = '},"ome":'
+_END = '},"consolidated_metadata":{"kind":"inline","must_understand":false,"metadata":'
 _ARRAYS = ',"arrays":{'
 # The place of an array in the payload: the dtype of the item is there, which for strings and bfloat16 is not numpy's.
 _REFERENCE = re.compile(
@@ -54,6 +57,8 @@ class ArrayInfo:
     ----------
     name : str
         Its name in the store.
+    path : str
+        Where it lies in the entry: ``labels/label/0`` of a label over an image, else its name.
     shape : tuple of int
         As in the item.
     dtype, stored_dtype : str
@@ -71,6 +76,7 @@ class ArrayInfo:
     """
 
     name: str
+    path: str
     shape: tuple[int, ...]
     dtype: str
     stored_dtype: str
@@ -125,6 +131,8 @@ class EntryInfo:
         When it was written.
     source : tuple of str
         The files that the item names.
+    stamps : tuple of Stamp
+        What these were when it was written; empty if it does not say.
     pipeline : Pipeline or None
         The transforms that made it; None if it was put without.
     arrays : tuple of ArrayInfo
@@ -140,6 +148,7 @@ class EntryInfo:
     problem: str = ""
     created: dt.datetime | None = None
     source: tuple[str, ...] = ()
+    stamps: tuple[Stamp, ...] = ()
     pipeline: Pipeline | None = None
     arrays: tuple[ArrayInfo, ...] = ()
     indexes: tuple[IndexInfo, ...] = ()
@@ -250,16 +259,25 @@ def _described(text: str, end: int) -> tuple[dict[str, Json], dict[str, Json], i
     The last list of arrays that ends exactly where the payload's attributes do is the entry's own: whatever an item or
     an array is called, one inside of it ends before.
     """
+    start = end + len(_END)
+    end = _end_of_own(text, end)
     at = text.rindex(_ARRAYS, 0, end + 1)
     while True:
         arrays, stop = _DECODER.raw_decode(text, at + len(_ARRAYS) - 1)
         if stop == end:
             break
         at = text.rindex(_ARRAYS, 0, at)
-    start = end + len(_END)
     metadata, stop = _DECODER.raw_decode(text, start)
     names = sum(len(json.dumps(name)) + 1 for name in metadata) + max(0, len(metadata) - 1)
     return arrays, metadata, stop - start - 2 - names
+
+
+def _end_of_own(text: str, end: int) -> int:
+    """Return where zcache's attributes end, given where all of them do: before those for viewers, if there are any."""
+    at = text.rfind(_OME, 0, end)
+    if at >= 0 and _DECODER.raw_decode(text, at + len(_OME))[1] == end:
+        return at
+    return end - 1  # the brace
 
 
 def _info(
@@ -272,21 +290,22 @@ def _info(
     document_bytes: int,
 ) -> EntryInfo:
     said = {name: (extra or dtype, shape) for dtype, shape, name, extra in references}
-    listed = tuple(
-        _array(name, described, metadata[name], *said.get(name, ("", ""))) for name, described in arrays.items()
-    )
+    listed = tuple(_array(name, described, metadata, *said.get(name, ("", ""))) for name, described in arrays.items())
     created = about.get("created")
     return EntryInfo(
         key,
         created=_time(created) if isinstance(created, str) else None,
         source=_sources(about.get("source")),
+        stamps=read_stamps(about.get("sources")),
         pipeline=pipeline,
         arrays=listed,
         document_bytes=document_bytes,
     )
 
 
-def _array(name: str, described: Json, metadata: Json, dtype: str, shape: str) -> ArrayInfo:
+def _array(name: str, described: Json, consolidated: Mapping[str, Json], dtype: str, shape: str) -> ArrayInfo:
+    path = "/".join(array_parts(name, is_label=described.get("is_label") is True))
+    metadata = consolidated[path]
     narrowing = described["narrowing"]
     sharding = metadata["codecs"][0]["configuration"]
     blosc = sharding["codecs"][1]["configuration"]
@@ -294,6 +313,7 @@ def _array(name: str, described: Json, metadata: Json, dtype: str, shape: str) -
     restored, itemsize = _dtype(str(narrowing["dtype"]))
     return ArrayInfo(
         name=name,
+        path=path,
         shape=tuple(int(n) for n in shape.split(",") if n) if dtype else stored_shape,
         dtype=_dtype(dtype)[0] if dtype else restored,
         stored_dtype=str(metadata["data_type"]),

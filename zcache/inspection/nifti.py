@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import nibabel as nib
 import numpy as np
 
+from zcache.encoding.geometry import Geometry
+from zcache.encoding.places import ArrayPlace
 from zcache.errors import CacheConfigError
-from zcache.inspection.planes import Geometry
 from zcache.inspection.subjects import picked
 
 if TYPE_CHECKING:
     from zcache.inspection.entry import EntryView
 
-__all__ = ["export"]
+__all__ = ["export", "to_bytes"]
 
 _SUFFIXES = (".nii", ".nii.gz")
 _UNKNOWN, _SCANNER = 0, 1  # NIfTI's codes for what coordinates are
@@ -34,7 +35,36 @@ def export(entry: EntryView, path: Path, name: str | None = None) -> Path:
     if not path.name.endswith(_SUFFIXES):
         raise CacheConfigError(f"{path} should end in .nii.gz or .nii: only NIfTI is written")
     place, space = picked(entry, name)
+    nib.save(_image(_storable(_spatial_first(entry.read(place.name or place.place), space)), space), path)
+    return path
+
+
+def to_bytes(entry: EntryView, place: ArrayPlace, space: Geometry) -> bytes:
+    """Return an array as the bytes of a NIfTI file, in the smallest type that holds its values.
+
+    Raises
+    ------
+    CacheConfigError
+        NIfTI cannot hold the array.
+    """
     volume = _storable(_spatial_first(entry.read(place.name or place.place), space))
+    data: bytes = _image(_narrowed(volume), space).to_bytes()
+    return data
+
+
+def _narrowed(volume: np.ndarray) -> np.ndarray:
+    if not volume.size or volume.dtype.kind not in "iuf":
+        return volume
+    low, high = float(volume.min()), float(volume.max())  # NaN fits nowhere
+    fitting = (t for t in (np.uint8, np.int16, np.uint16) if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
+    smallest = next(fitting, None)
+    if smallest is None:
+        return volume
+    narrow = volume.astype(smallest)
+    return narrow if np.array_equal(narrow, volume) else volume
+
+
+def _image(volume: np.ndarray, space: Geometry) -> nib.Nifti1Image:
     header = nib.Nifti1Header()
     header.set_data_dtype(volume.dtype)
     header.set_data_shape(volume.shape)
@@ -43,8 +73,7 @@ def export(entry: EntryView, path: Path, name: str | None = None) -> Path:
     header.set_sform(affine, code)
     header["pixdim"][1 : 1 + len(space.spatial)] = space.orientation.spacing
     header.set_xyzt_units("mm")
-    nib.save(nib.Nifti1Image(volume, None, header), path)
-    return path
+    return nib.Nifti1Image(volume, None, header)
 
 
 def _spatial_first(data: np.ndarray, space: Geometry) -> np.ndarray:

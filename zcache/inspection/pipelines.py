@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,9 +85,10 @@ class Pipeline:
 
 
 class Pipelines:
-    """The pipelines of one cache: each distinct description is read once and shared by its entries."""
+    """The pipelines of one cache: each distinct description is read once and shared by its entries. Safe in threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._by_text: OrderedDict[str, Pipeline] = OrderedDict()
 
     def known_at(self, text: str, start: int) -> tuple[Pipeline, int] | None:
@@ -94,18 +96,20 @@ class Pipelines:
 
         No JSON list is the beginning of another one, so comparing text is enough.
         """
-        for known in list(reversed(self._by_text))[:_MANY]:
-            if text.startswith(known, start):
-                self._by_text.move_to_end(known)
-                return self._by_text[known], start + len(known)
+        with self._lock:
+            for known in list(reversed(self._by_text))[:_MANY]:
+                if text.startswith(known, start):
+                    self._by_text.move_to_end(known)
+                    return self._by_text[known], start + len(known)
         return None
 
     def add(self, text: str, described: Json) -> Pipeline:
         """Return the pipeline of a description that was read."""
-        found = self._by_text.get(text)
-        if found is None:
-            steps = described if isinstance(described, list) else [described]
-            found = self._by_text[text] = Pipeline(tuple(Step.of(step) for step in steps))
+        steps = described if isinstance(described, list) else [described]
+        with self._lock:
+            found = self._by_text.get(text)
+            if found is None:
+                found = self._by_text[text] = Pipeline(tuple(Step.of(step) for step in steps))
         return found
 
 

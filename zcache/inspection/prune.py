@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zcache.encoding.layout import DOCUMENT, shard_path
+from zcache.encoding.array_layout import shard_path
+from zcache.encoding.layout import DOCUMENT
 from zcache.encoding.payload import Json
 from zcache.errors import CacheConfigError
-from zcache.inspection.display import json_time, size_text, source_text
+from zcache.inspection.display import clean, json_time, size_text, source_text
 from zcache.inspection.listing import EntryInfo
+from zcache.inspection.stale import Sources, judge
 from zcache.storage import files
 from zcache.storage.store import Store
 
@@ -36,6 +38,8 @@ class Candidate:
         What would be gained.
     source : str
         Names of the files that it was made from.
+    stale : str
+        Which of these was changed or is gone; empty if none is, or it is not known.
     """
 
     key: str
@@ -43,6 +47,7 @@ class Candidate:
     used: dt.datetime
     stored_bytes: int
     source: str = ""
+    stale: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class Removal:
 def plan(
     entries: Sequence[Candidate],
     *,
+    stale: bool = False,
     older_than: dt.datetime | None = None,
     unused_since: dt.datetime | None = None,
     max_size: int | None = None,
@@ -72,6 +78,8 @@ def plan(
     ----------
     entries : sequence of Candidate
         What is there.
+    stale : bool
+        What has a source file that was changed or is gone goes.
     older_than : datetime
         What was written before goes.
     unused_since : datetime
@@ -89,7 +97,9 @@ def plan(
     removals: list[Removal] = []
     kept = []
     for entry in entries:
-        if older_than is not None and entry.created < older_than:
+        if stale and entry.stale:
+            removals.append(Removal(entry, entry.stale))
+        elif older_than is not None and entry.created < older_than:
             removals.append(Removal(entry, f"written {entry.created:%Y-%m-%d}"))
         elif unused_since is not None and entry.used < unused_since:
             removals.append(Removal(entry, f"last read {entry.used:%Y-%m-%d}"))
@@ -105,7 +115,7 @@ def plan(
     return removals
 
 
-def candidates(view: CacheView, *, need_use: bool = False) -> list[Candidate]:
+def candidates(view: CacheView, *, need_use: bool = False, sources: Sources | None = None) -> list[Candidate]:
     """Look up how old the sound entries of a cache are.
 
     What is damaged, foreign or of another format is no matter of age: see `zcache.inspection.verify`.
@@ -116,6 +126,8 @@ def candidates(view: CacheView, *, need_use: bool = False) -> list[Candidate]:
         Which entries.
     need_use : bool
         The times of reading are going to matter.
+    sources : Sources, optional
+        Where to look whether source files were changed; left out, nobody looks.
 
     Raises
     ------
@@ -127,7 +139,7 @@ def candidates(view: CacheView, *, need_use: bool = False) -> list[Candidate]:
             f"the file system of {view.path} is mounted with noatime: it does not say when entries were last read. "
             "Use --older-than, which goes by when they were written"
         )
-    found = (_candidate(view.store, info) for info in view.infos if info.status == "ok")
+    found = (_candidate(view.store, info, sources) for info in view.infos if info.status == "ok")
     return [candidate for candidate in found if candidate is not None]
 
 
@@ -148,17 +160,19 @@ def remove(store: Store, key: str) -> None:
     store.remove(key)
 
 
-def _candidate(store: Store, info: EntryInfo) -> Candidate | None:
+def _candidate(store: Store, info: EntryInfo, sources: Sources | None) -> Candidate | None:
     path = store.entry_path(info.key)
     # Lists read the documents, training the shards: only the latter say something about use.
-    read = [path / array.name / shard_path(len(array.chunk_shape)) for array in info.arrays] or [path / DOCUMENT]
+    read = [path / array.path / shard_path(len(array.chunk_shape)) for array in info.arrays] or [path / DOCUMENT]
     try:
         written = files.modified_s(path / DOCUMENT)
         used = max(files.accessed_s(file) for file in read)
     except OSError:  # gone, or unreadable
         return None
     created = info.created or _moment(written)
-    return Candidate(info.key, created, max(_moment(used), created), info.stored_bytes, source_text(info))
+    fresh = None if sources is None else judge(info.stamps, sources.look)
+    stale = "; ".join(map(clean, fresh.reasons)) if fresh is not None and fresh.status == "stale" else ""
+    return Candidate(info.key, created, max(_moment(used), created), info.stored_bytes, source_text(info), stale)
 
 
 def _moment(seconds: float) -> dt.datetime:

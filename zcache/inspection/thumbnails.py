@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zcache.inspection.planes import Plane, choose_image, window
+from zcache.encoding.geometry import choose_image
+from zcache.inspection.planes import Plane, window
 from zcache.inspection.subjects import read_planes, shown_arrays
 
 if TYPE_CHECKING:

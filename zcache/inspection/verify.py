@@ -9,16 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zcache.encoding.layout import (
-    DOCUMENT,
-    MAX_DOCUMENT_BYTES,
-    ArrayRecord,
-    EntryRecord,
-    array_document,
-    array_parts,
-    group_document,
-    parse_entry,
-)
+from zcache.encoding.array_layout import ArrayRecord, array_document, array_parts
+from zcache.encoding.layout import DOCUMENT, MAX_DOCUMENT_BYTES, EntryRecord, group_document, parse_entry
 from zcache.encoding.payload import Json
 from zcache.encoding.places import array_places
 from zcache.errors import EntryDamagedError

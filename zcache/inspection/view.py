@@ -120,8 +120,7 @@ class CacheView(Mapping[str, EntryView]):
     @property
     def infos(self) -> list[EntryInfo]:
         """What a list shows of each entry that is still there, in the order of the keys."""
-        found = (self._opened.info(key) for key in self._keys)
-        return [info for info in found if info.status != "gone"]
+        return [info for info in self._opened.look_up(list(self._keys)) if info.status != "gone"]
 
     def find(self, text: str) -> CacheView:
         """Return the entries that have a text anywhere in the path of a source file or in a value, in whatever case.
@@ -246,7 +245,9 @@ class CacheView(Mapping[str, EntryView]):
 
     def _named(self, keys: Sequence[str]) -> str:
         infos = [self._opened.info(key) for key in keys[:_CLOSE]]
-        named = [f"{info.key[:12]} ({display.source_text(info)})" for info in infos]
+        by = display.letters(self.infos) if len({id(info.pipeline) for info in infos}) > 1 else {}
+        made = [f", by pipeline {by[id(info.pipeline)]}" if id(info.pipeline) in by else "" for info in infos]
+        named = [f"{i.key[:12]} ({display.source_text(i)}{which})" for i, which in zip(infos, made, strict=True)]
         return ", ".join(named) + (", …" if len(keys) > _CLOSE else "")
 
     def _similar(self, text: str) -> str:

@@ -6,7 +6,7 @@ The same in every process, under every hash seed and on every machine. What has 
 
 from zcache.keys.describe import describe
 from zcache.keys.fingerprint import fingerprint
-from zcache.keys.items import entry_key, item_fingerprint, source_paths
+from zcache.keys.items import entry_key, item_fingerprint, source_paths, source_stamps, stamp
 from zcache.keys.values import Json, canonical_json, digest
 
 __all__ = [
@@ -18,4 +18,6 @@ __all__ = [
     "fingerprint",
     "item_fingerprint",
     "source_paths",
+    "source_stamps",
+    "stamp",
 ]

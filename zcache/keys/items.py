@@ -6,13 +6,14 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
 from zcache.keys.fingerprint import Canonicaliser
 from zcache.keys.values import Json, canonical_json, digest
 
-__all__ = ["entry_key", "item_fingerprint", "source_paths"]
+__all__ = ["entry_key", "item_fingerprint", "source_paths", "source_stamps", "stamp"]
 
 _ADVICE = "Put plain values, arrays or paths into the item, or pass hash_func= to make the key yourself."
 _SEPARATORS = tuple(separator for separator in (os.sep, os.altsep, "/") if separator)
@@ -92,6 +93,58 @@ def source_paths(item: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for value, text in _leaves(item, set()) if _names_source(value, text)))
 
 
+def source_stamps(item: object, *, root: str | os.PathLike[str] | None = None) -> list[Json]:
+    """Note what tells the files and folders that an item names from later versions of them, as its key does.
+
+    Parameters
+    ----------
+    item : object
+        An item of a dataset.
+    root : str or os.PathLike, optional
+        The folder of the data.
+
+    Returns
+    -------
+    list of Json
+        For each file or folder that is there a `stamp` and its ``"path"``: relative to `root` if it lies inside,
+        absolute otherwise; with forward slashes.
+    """
+    base = None if root is None else os.path.abspath(root)  # noqa: PTH100 - as in item_fingerprint
+    found: dict[str, Json] = {}
+    for value, text in _leaves(item, set()):
+        noted = stamp(text, None if _may_be_path(value, text) else 0)
+        if noted is not None:
+            path = _rooted(text, base) or PurePath(os.path.abspath(text)).as_posix()  # noqa: PTH100 - links stay
+            found[path] = {"path": path, **noted}
+    return list(found.values())
+
+
+def stamp(path: str, most: int | None = None) -> dict[str, int | str] | None:
+    """Return what tells a file or folder from later versions of it; None if there is neither. Nothing is opened.
+
+    Parameters
+    ----------
+    path : str
+        Of a file or folder.
+    most : int, optional
+        So many entries of a folder are looked at; one that holds more gives none of its versions. With 0, folders are
+        not looked at.
+
+    Returns
+    -------
+    dict or None
+        ``{"size": …, "mtime_ns": …}`` of a file; ``{"entries": …, "digest": …}``, which cover all that is in it, of a
+        folder.
+    """
+    status = _status(path)
+    if status is not None and stat.S_ISREG(status.st_mode):
+        return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    if status is not None and stat.S_ISDIR(status.st_mode) and most != 0:
+        listing = sorted(islice(_listing(path), None if most is None else most + 1), key=canonical_json)
+        return {"entries": len(listing), "digest": digest(listing)}
+    return None
+
+
 def entry_key(*, format: int, item: Json, pipeline: Json, precision: str) -> str:  # noqa: A002 - the name in the store
     """Make the key of a cache entry.
 
@@ -126,15 +179,23 @@ def _may_be_path(value: object, text: str) -> bool:
 def _shown(value: object, text: str, base: str | None) -> Json:
     """Write a string or path as it is, or relative to the root where it lies inside."""
     kind = "str" if isinstance(value, str) else "path"
-    if base is not None:
-        absolute = os.path.abspath(text)  # noqa: PTH100 - as the root
-        try:
-            inside = os.path.commonpath([os.path.normcase(base), os.path.normcase(absolute)]) == os.path.normcase(base)
-        except ValueError:  # another drive
-            inside = False
-        if inside:
-            return ["rooted", kind, PurePath(os.path.relpath(absolute, base)).as_posix()]
+    inside = _rooted(text, base)
+    if inside is not None:
+        return ["rooted", kind, inside]
     return text if kind == "str" else ["path", PurePath(text).as_posix()]
+
+
+def _rooted(text: str, base: str | None) -> str | None:
+    """Return a path relative to the root, None if it does not lie inside."""
+    if base is None:
+        return None
+    absolute = os.path.abspath(text)  # noqa: PTH100 - as the root
+    try:
+        if os.path.commonpath([os.path.normcase(base), os.path.normcase(absolute)]) != os.path.normcase(base):
+            return None
+    except ValueError:  # another drive
+        return None
+    return PurePath(os.path.relpath(absolute, base)).as_posix()
 
 
 def _status(text: str) -> os.stat_result | None:
