@@ -296,6 +296,8 @@ class RamTier:
         except OSError as e:
             self._full(e)
             return False
+        if new is None and self._has(name):  # another process was faster
+            return True
         self._counters.add(memory_evicted=n_evicted, memory_refused=new is None)
         if new is None:
             if self._alone:

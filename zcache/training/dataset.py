@@ -289,11 +289,12 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
 
     def _computed(self, item: Any, key: str) -> Any:
         """Compute an item and hand it to the cache."""
+        about = self._about(item)  # before it is computed, lest a file that changes meanwhile pass for what was read
         computed = self._pre_transform(deepcopy(item))
         if self._cache is not None:
             crop = self._crop()
             guided: dict[str, Any] = {} if crop is None else {"query": crop.query, "patch": crop.patch}
-            computed = self._cache.put(key, computed, self._about(item), owned=True, **guided)
+            computed = self._cache.put(key, computed, about, owned=True, **guided)
         # Once more for items that do not pass through an entry because they cannot be stored.
         return computed if self.track_meta else without_meta(computed)
 
