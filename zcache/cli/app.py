@@ -114,7 +114,7 @@ def _say_totals(view: CacheView, infos: list[EntryInfo], n: int) -> None:
 @friendly
 def info(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help=HELP_KEY, show_default=False, autocompletion=complete_key)
+        str | None, typer.Argument(metavar="KEY", help=HELP_KEY, show_default=False, autocompletion=complete_key)
     ] = None,
     *,
     cache: CacheOption = None,

@@ -36,7 +36,7 @@ def complete_key(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         return []
 
 
-PathArgument = Annotated[Path | None, typer.Argument(metavar="[CACHE]", help=HELP_PATH, show_default=False)]
+PathArgument = Annotated[Path | None, typer.Argument(metavar="CACHE", help=HELP_PATH, show_default=False)]
 CacheOption = Annotated[Path | None, typer.Option("--cache", "-C", help=HELP_PATH, show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help=HELP_KEY, autocompletion=complete_key)]
