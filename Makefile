@@ -10,15 +10,16 @@ NFS_ROUNDS ?= 5
 VIEWERS := tests/viewers/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-nfs lint docs viewers bench fuzz clean
+.PHONY: help demo test test-nfs lint docs notebooks viewers bench fuzz clean
 
 help:
 	@echo 'make demo   train a small U-Net without a cache, with MONAI'\''s and with zcache; one table (4 minutes and 2 GB the first time)'
-	@echo 'make test   ruff, mypy, the import contract, the documentation, pytest'
+	@echo 'make test   ruff, mypy, the import contract, the documentation, pytest, the notebooks'
 	@echo 'make test-nfs  two hosts on real kernel NFS in a User-Mode-Linux kernel: the long form, with figures (10 minutes; root)'
 	@echo 'make stress  processes killed at random moments, DataLoader starts by each method: the long form, with figures (half an hour)'
-	@echo 'make lint   the same without pytest'
+	@echo 'make lint   the same without pytest and notebooks'
 	@echo 'make docs   the documentation site, into build/site; without network'
+	@echo 'make notebooks  run notebooks/ and write them back with their outputs (two minutes)'
 	@echo 'make viewers  the JavaScript packages that open a cache in tests/viewers (npm; 70 MB); make test does it too'
 	@echo 'make bench  the benchmark behind the tables in README.md (half an hour, 4 GB of disk)'
 	@echo 'make fuzz   mutate entries of a cache for FUZZ_S seconds (60) and count crashes, hangs and wrong reads'
@@ -30,6 +31,8 @@ demo: $(VENV)/demo.stamp
 test: lint viewers
 	@echo '== pytest'
 	@$(BIN)/python -m pytest -q -n $(WORKERS)
+	@echo '== notebooks'
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --nbmake notebooks
 
 # Without npm, or without network, the tests in tests/viewers are skipped; in continuous integration they fail.
 viewers: $(if $(shell command -v npm),$(VIEWERS))
@@ -61,6 +64,9 @@ lint: $(VENV)/dev.stamp
 docs: $(VENV)/dev.stamp
 	@echo '== documentation'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: $(VENV)/dev.stamp
+	@$(BIN)/python notebooks/execute.py
 
 bench: $(VENV)/dev.stamp
 	@$(BIN)/python -m benchmarks.epochs
