@@ -34,8 +34,8 @@ def test_the_plan_is_that_of_giving_up_one_by_one(sizes, need, limit, since):
         assert sum(one.nbytes for one in held) - sum(one.nbytes for one in chosen) + need <= limit
 
 
-@pytest.mark.parametrize(("size", "spare"), [(0, 16), (64, 16), (1024, 128), (64 * 1024, 8 * 1024)])
-def test_others_keep_an_eighth_of_the_file_system(size, spare):
+@pytest.mark.parametrize(("size", "spare"), [(0, 0), (64, 32), (1024, 512), (2048, 512), (64 * 1024, 8 * 1024)])
+def test_others_keep_half_of_a_small_file_system_and_an_eighth_of_a_large_one(size, spare):
     assert spare_bytes(size * MIB) == spare * MIB
 
 

@@ -1,9 +1,9 @@
 """`make stress`: the long form of the stress tests, with figures at the end.
 
-ZCACHE_STRESS_ROUNDS (400) rounds of killed processes, a tenth of them with DataLoaders; ZCACHE_STRESS_STARTS (200)
-DataLoader starts per method, ZCACHE_STRESS_SPAWNS (as many) by spawn, which takes longest; ZCACHE_STRESS_EXAMPLES (300)
-runs of the state machine; ZCACHE_STRESS_SEED of the rounds. The first read that is wrong, entry that is lost or process
-that hangs ends the run with its evidence and a status that is not 0.
+ZCACHE_STRESS_ROUNDS (400) rounds of killed processes, a tenth of them with DataLoaders, and a tenth as many over shared
+memory; ZCACHE_STRESS_STARTS (200) DataLoader starts per method, ZCACHE_STRESS_SPAWNS (as many) by spawn, which takes
+longest; ZCACHE_STRESS_EXAMPLES (300) runs of the state machine; ZCACHE_STRESS_SEED of the rounds. The first read that
+is wrong, entry that is lost or process that hangs ends the run with its evidence and a status that is not 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def say(text: str) -> None:
 
 def crashes(rounds: int, seed: int) -> Counter[str]:
     total: Counter[str] = Counter()
-    for module, share in (("crash", rounds - rounds // 10), ("loaders", rounds // 10)):
+    for module, share in (("crash", rounds - rounds // 10), ("loaders", rounds // 10), ("memory", rounds // 10)):
         figures = run_driver(f"tests.stress.{module}", [share, _DAY_S, seed], 120 + 10 * share)
         say(f"{module}: {figures}")
         total.update(figures)

@@ -297,7 +297,7 @@ def summary_html(summary: Summary) -> str:
 def _pipelines_html(summary: Summary) -> str:
     parts = []
     for i, (pipeline, n) in enumerate(summary.pipelines):
-        title = f"<summary>pipeline {letter(i)}, {n:,} entries</summary>"
+        title = f"<summary>pipeline {letter(i)}, {n:,} {'entry' if n == 1 else 'entries'}</summary>"
         body = html.escape("\n".join(pipeline_lines(summary, i, pipeline)))
         parts.append(f"<details{' open' if len(summary.pipelines) > 1 else ''}>{title}<pre>{body}</pre></details>")
     return "".join(parts)

@@ -11,7 +11,7 @@ from typing import Final
 
 __all__ = ["Held", "available_memory_bytes", "plan_room", "spare_bytes"]
 
-_MIN_SPARE_BYTES: Final = 16 * 1024 * 1024
+_USUAL_SPARE_BYTES: Final = 512 * 1024 * 1024
 _SPARE_PART: Final = 8
 
 
@@ -72,12 +72,12 @@ def plan_room(held: Iterable[Held], need_bytes: int, limit_bytes: int, unused_si
 
 
 def spare_bytes(file_system_bytes: int) -> int:
-    """Return how much of a file system in memory is left to others: an eighth, 16 MiB at least.
+    """Return how much of a file system in memory is left to others: half of a small one, an eighth of a large one.
 
     PyTorch's DataLoader passes batches from its workers through the same file system, and dies with a bus error where
     it is full.
     """
-    return max(file_system_bytes // _SPARE_PART, _MIN_SPARE_BYTES)
+    return max(file_system_bytes // _SPARE_PART, min(file_system_bytes // 2, _USUAL_SPARE_BYTES))
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

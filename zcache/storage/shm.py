@@ -105,7 +105,7 @@ class SharedDirectory(Membership):
 
     def capacity_bytes(self) -> int:
         """Return what all files together could take at most, by the budget and by what the file system has left."""
-        return min(self.budget_bytes, self.used_bytes() + self._free_bytes())
+        return max(0, min(self.budget_bytes, self.used_bytes() + self._free_bytes()))
 
     def names(self) -> list[str]:
         """Return the names of the files."""

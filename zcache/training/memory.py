@@ -13,7 +13,7 @@ from monai.data import Dataset
 
 from zcache.encoding.narrowing import Precision
 from zcache.errors import CacheConfigError
-from zcache.keys import item_fingerprint
+from zcache.keys import digest, item_fingerprint
 from zcache.storage.threads import cpu_count
 from zcache.training.dataset import HashFunc, PersistentDataset
 from zcache.troubles import warn_caller
@@ -201,7 +201,7 @@ class CacheDataset(PersistentDataset):
     def _hash(self, item: Any) -> Any:
         if self.hash_func is not None:
             return self.hash_func(item)
-        return item_fingerprint(item, root=self._root, check_sources=False)
+        return digest(item_fingerprint(item, root=self._root, check_sources=False))
 
     def _fill(self, indices: list[int]) -> None:
         """Compute items on several threads, but for those that are there; stop when memory is full."""
