@@ -132,8 +132,8 @@ class CacheDataset(PersistentDataset):
         check_sources: bool = True,
         crop_pushdown: bool = True,
     ) -> None:
-        if not 0 <= cache_rate <= 1 or cache_num < 0:
-            raise CacheConfigError(f"cache_rate={cache_rate!r} is from 0 to 1, cache_num={cache_num!r} is 0 or more")
+        if cache_rate < 0 or cache_num < 0:
+            raise CacheConfigError(f"cache_rate={cache_rate!r} and cache_num={cache_num!r} must be 0 or more")
         self._copies_memory = copy_cache
         super().__init__(
             data,
@@ -187,9 +187,9 @@ class CacheDataset(PersistentDataset):
         """Return the indices of the items that are cached, equal ones once if they are told by their hashes."""
         n = len(self.data)
         if not self.hash_as_key:
-            return list(range(min(self.set_num, int(n * self.set_rate))))
+            return list(range(min(int(self.set_num), int(n * self.set_rate), n)))
         last = {self._hash(item): i for i, item in enumerate(self.data)}
-        keys = list(last)[: min(self.set_num, int(len(last) * self.set_rate))]
+        keys = list(last)[: min(int(self.set_num), int(len(last) * self.set_rate))]
         self._hash_keys = frozenset(keys)
         return [last[key] for key in keys]
 
