@@ -99,6 +99,7 @@ def monais(data: Any, transform: Any, **kwargs: Any) -> Any:
         ({"cache_num": 0}, {"cache_num": 0}),
         ({"cache_rate": 0.5, "runtime_cache": False}, {"cache_rate": 0.5}),
         ({"cache_rate": 0.9, "cache_num": 1}, {"cache_rate": 0.9, "cache_num": 1}),
+        ({"cache_rate": 1.5, "cache_num": 2.0}, {"cache_rate": 1.5, "cache_num": 2.0}),
         ({"hash_as_key": True}, {"hash_as_key": True}),
         ({"hash_as_key": True, "cache_num": 2}, {"hash_as_key": True, "cache_num": 2}),
         (
@@ -240,7 +241,7 @@ def test_each_rank_begins_to_fill_elsewhere(base, monkeypatch):
     assert order == [4, 5, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("option", [{"cache_rate": 1.5}, {"cache_rate": -0.1}, {"cache_num": -1}])
+@pytest.mark.parametrize("option", [{"cache_rate": -0.1}, {"cache_num": -1}])
 def test_what_cannot_work_is_refused(option, base):
     with pytest.raises(CacheConfigError):
         CacheDataset(DATA, Shift(), memory_dir=base, **option)
