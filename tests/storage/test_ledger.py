@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 
@@ -10,15 +11,17 @@ import pytest
 
 from tests.storage.test_shm import PAGE, joined, name, put, read
 from tests.stress.board import fork
-from zcache.storage import shm
+from zcache.storage import ledger, shm
+from zcache.storage.ledger import Ledger
+from zcache.storage.membership import locked
 
 
 def test_a_fork_while_the_ledger_is_locked_does_not_lock_it_for_the_life_of_the_child(tmp_path, monkeypatch):
     """DataLoader workers are forked while writers of the parent put items into memory."""
-    monkeypatch.setattr(shm, "PATIENCE_S", 30)
+    monkeypatch.setattr(ledger, "PATIENCE_S", 30)
     directory = joined(tmp_path)
     inside, go_on = threading.Event(), threading.Event()
-    original = shm._write_ledger
+    original = Ledger.write
 
     def write(*args):
         inside.set()
@@ -26,7 +29,7 @@ def test_a_fork_while_the_ledger_is_locked_does_not_lock_it_for_the_life_of_the_
         original(*args)
 
     with monkeypatch.context() as m:
-        m.setattr(shm, "_write_ledger", write)
+        m.setattr(Ledger, "write", write)
         thread = threading.Thread(target=put, args=(directory, 1))
         thread.start()
         assert inside.wait(30)
@@ -39,7 +42,7 @@ def test_a_fork_while_the_ledger_is_locked_does_not_lock_it_for_the_life_of_the_
         go_on.set()
         thread.join()
     with (directory.path / "ledger").open("rb+") as f:
-        assert shm.locked(f.fileno(), shm.fcntl.LOCK_EX)
+        assert locked(f.fileno(), fcntl.LOCK_EX)
     assert put(directory, 2) == 0
     os.close(writing)
     os.waitpid(pid, 0)

@@ -17,6 +17,7 @@ from zcache.cache import Cache
 from zcache.encoding.payload import EncodedItem
 from zcache.errors import CacheConfigError, CacheWriteError, ZCacheWarning
 from zcache.storage import ram, shm
+from zcache.storage.ledger import Ledger
 from zcache.storage.ram import MemorySettings
 
 KEY = "0123456789abcdef" * 2
@@ -238,7 +239,7 @@ def test_no_memory_left_while_it_is_written_is_warned_of_once_and_costs_nothing(
     with opened(tmp_path / "shm", tmp_path / "disk") as cache:
         with monkeypatch.context() as m:
             m.setattr(shm.os, "pwrite", full)
-            m.setattr(shm, "_write_ledger", lambda *_: None)
+            m.setattr(Ledger, "write", lambda *_: None)
             for i in range(3):
                 cache.put(key(i), {"image": ct(i)})
             cache.flush()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from zcache.errors import CacheConfigError, EntryDamagedError
-from zcache.storage import membership, shm
+from zcache.storage import ledger, membership, shm
 from zcache.storage.shm import NoMemoryError, SharedDirectory
 
 PAGE = 4096
@@ -384,7 +384,7 @@ def test_a_full_file_system_is_an_error_and_no_signal(tmp_path, monkeypatch):
 
 
 def test_a_stopped_process_that_holds_the_ledger_holds_nobody_up_for_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(shm, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(ledger, "PATIENCE_S", 0.05)
     directory = joined(tmp_path)
     put(directory, 1)
     with (directory.path / "ledger").open("rb+") as f:

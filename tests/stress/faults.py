@@ -12,7 +12,7 @@ import errno
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +38,7 @@ REASONS = {
     errno.EACCES: "permission",
     errno.EPERM: "permission",
 }
-_NO_CALLS = frozenset(("fspath", "fsdecode", "fsencode"))
+_NO_CALLS = frozenset(("fspath", "fsdecode", "fsencode", "geteuid", "access"))
 _END = object()
 
 
@@ -157,6 +157,7 @@ class _Name:
 
     def __init__(self, calls: SystemCalls, entry: os.DirEntry[str]) -> None:
         self.name = entry.name
+        self.path = entry.path
         self._calls = calls
         self._entry = entry
 
@@ -180,15 +181,19 @@ _SHUTIL = _second_shutil()
 
 
 @contextlib.contextmanager
-def system_calls(fault: Fault | None = None) -> Iterator[SystemCalls]:
-    """Stand between a store and the system."""
+def system_calls(fault: Fault | None = None, seams: Sequence[ModuleType] = (files,)) -> Iterator[SystemCalls]:
+    """Stand between a store, or the modules of another seam, and the system."""
     calls = SystemCalls(fault)
-    before = files.os, files.shutil
-    files.os = files.shutil = _SHUTIL.os = calls
+    stood = [(module, name) for module in seams for name in ("os", "shutil") if hasattr(module, name)]
+    before = [getattr(module, name) for module, name in stood]
+    for module, name in stood:
+        setattr(module, name, calls)
+    _SHUTIL.os = calls
     try:
         yield calls
     finally:
-        files.os, files.shutil = before
+        for (module, name), real in zip(stood, before, strict=True):
+            setattr(module, name, real)
         _SHUTIL.os = os
 
 

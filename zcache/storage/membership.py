@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from zcache.errors import CacheConfigError
+from zcache.storage import files
 
 __all__ = ["OPEN_FLAGS", "PATIENCE_S", "POLL_S", "Membership", "is_private", "locked"]
 
@@ -66,7 +67,6 @@ class Membership:
             if time.monotonic() > deadline:
                 raise OSError(errno.EBUSY, "other processes keep removing it", str(self.path))
             time.sleep(POLL_S)
-        self.began_ns = os.fstat(self._lock_fd).st_mtime_ns
 
     def leave(self) -> None:
         """Let go of the directory; remove it if nobody else takes part, unless it is to be kept."""
@@ -82,8 +82,7 @@ class Membership:
         fds, self._lock_fd, self.fd = (self._lock_fd, self.fd), -1, -1
         for fd in fds:
             if fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+                files.close(fd)
 
     def _mend(self) -> None:
         """Make good what killed processes left in the directory: nobody else takes part now."""
@@ -111,6 +110,7 @@ class Membership:
             if is_first:
                 os.utime(self._lock_fd)
                 self._mend()
+            self.began_ns = os.fstat(self._lock_fd).st_mtime_ns
             joined = locked(self._lock_fd, fcntl.LOCK_SH) and self._is_mine()
         except FileNotFoundError:  # removed between two steps
             return False
@@ -174,9 +174,13 @@ def _open_private(path: Path) -> int:
         if e.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
             raise
         fd = -1
-    if fd < 0 or not is_private(os.fstat(fd)):
-        if fd >= 0:
-            os.close(fd)
+    trusted = False
+    try:
+        trusted = fd >= 0 and is_private(os.fstat(fd))
+    finally:
+        if not trusted and fd >= 0:
+            files.close(fd)
+    if not trusted:
         raise CacheConfigError(
             f"{path} is not a directory that only this user can enter: somebody else may have made it. Remove it, or "
             "name another place with memory_dir="
@@ -204,4 +208,4 @@ def _is_deserted(path: str) -> bool:
     try:
         return locked(fd, fcntl.LOCK_EX)
     finally:
-        os.close(fd)
+        files.close(fd)

@@ -14,7 +14,6 @@ import mmap
 import os
 import re
 import stat
-import struct
 import sys
 import tempfile
 import time
@@ -25,15 +24,15 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from zcache.errors import EntryDamagedError
-from zcache.storage.membership import OPEN_FLAGS, PATIENCE_S, POLL_S, Membership, is_private, locked
+from zcache.storage import files
+from zcache.storage.ledger import locked_ledger, read_ledger
+from zcache.storage.membership import OPEN_FLAGS, Membership, is_private, locked
 from zcache.storage.room import Held, plan_room, spare_bytes
 
 __all__ = ["Identity", "NewFile", "NoMemoryError", "SharedDirectory", "default_memory_dir"]
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}(\.[a-z]+-[0-9a-f]{16})?")
 _PART: Final = re.compile(_NAME.pattern + r"\.[0-9a-f]{32}\.part")
-_LEDGER: Final = "ledger"
-_ENTRIES: Final = struct.Struct("<QQ")  # bytes of all files; how many files were given up so far
 
 
 class NoMemoryError(OSError):
@@ -97,11 +96,11 @@ class SharedDirectory(Membership):
 
     def used_bytes(self) -> int:
         """Return what all files take, as far as it was written down."""
-        return self._entries()[0]
+        return read_ledger(self.fd)[0]
 
     def n_evicted(self) -> int:
         """Return how many files were given up so far, by whatever process."""
-        return self._entries()[1]
+        return read_ledger(self.fd)[1]
 
     def capacity_bytes(self) -> int:
         """Return what all files together could take at most, by the budget and by what the file system has left."""
@@ -157,15 +156,14 @@ class SharedDirectory(Membership):
             access = mmap.ACCESS_COPY if copy_on_write else mmap.ACCESS_READ
             return mmap.mmap(fd, found.st_size, access=access, **_UNTRACKED), Identity(found.st_ino, found.st_size)
         finally:
-            os.close(fd)
+            files.close(fd)
 
     def discard(self, name: str) -> None:
         """Remove a file, whatever it is."""
-        with self._ledger() as ledger, contextlib.suppress(FileNotFoundError):
+        with locked_ledger(self.fd) as ledger, contextlib.suppress(FileNotFoundError):
             nbytes = os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_size
             self._unlink(name)
-            total, n_evicted = _read_ledger(ledger)
-            _write_ledger(ledger, max(0, total - _pages(nbytes)), n_evicted + 1)
+            ledger.write(max(0, ledger.total_bytes - _pages(nbytes)), ledger.n_evicted + 1)
 
     def create(self, name: str, nbytes: int) -> tuple[NewFile | None, int]:
         """Begin a file, making room for it.
@@ -192,8 +190,8 @@ class SharedDirectory(Membership):
         need, victims = _pages(nbytes), list[Held]()
         if need > self.budget_bytes:
             return None, 0
-        with self._ledger() as ledger:
-            total, n_evicted = _read_ledger(ledger)
+        with locked_ledger(self.fd) as ledger:
+            total = ledger.total_bytes
             if self.identify(name) is not None:
                 return None, 0
             if total + need > self._limit_bytes(total):
@@ -202,7 +200,7 @@ class SharedDirectory(Membership):
                     return None, 0
                 held = self._scan()
                 total = sum(one.nbytes for one in held)
-                _write_ledger(ledger, total, n_evicted)
+                ledger.write(total, ledger.n_evicted)
                 found = plan_room(held, need, self._limit_bytes(total), unused_since_ns)
                 if found is None:
                     self._oldest_ns = min((one.used_ns for one in held), default=0)
@@ -211,17 +209,20 @@ class SharedDirectory(Membership):
             for one in victims:
                 self._unlink(one.name)
                 total -= one.nbytes
-            file = self._begin(name, nbytes)
-            # Before it is written: whoever comes next knows of it.
-            _write_ledger(ledger, total + need, n_evicted + len(victims))
-        return file, len(victims)
+            # Before it is there: whoever comes next knows of it.
+            ledger.write(total + need, ledger.n_evicted + len(victims))
+            try:
+                return self._begin(name, nbytes), len(victims)
+            except BaseException:
+                ledger.write(total, ledger.n_evicted)
+                raise
 
     def _mend(self) -> None:
         for name in os.listdir(self.fd):
             if _PART.fullmatch(name):
                 self._unlink(name)
-        with self._ledger() as ledger:
-            _write_ledger(ledger, sum(one.nbytes for one in self._scan()), _read_ledger(ledger)[1])
+        with locked_ledger(self.fd) as ledger:
+            ledger.write(sum(one.nbytes for one in self._scan()), ledger.n_evicted)
 
     def _limit_bytes(self, total: int) -> int:
         free = self._free_bytes()
@@ -254,7 +255,7 @@ class SharedDirectory(Membership):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, nbytes)
         except BaseException:
-            os.close(fd)
+            files.close(fd)
             self._unlink(part)
             raise
         return NewFile(self, fd, part, name)
@@ -284,7 +285,7 @@ class SharedDirectory(Membership):
         try:
             return locked(fd, fcntl.LOCK_EX)
         finally:
-            os.close(fd)
+            files.close(fd)
 
     def _wanted_before_ns(self, name: str) -> int:
         """Note that a file was wanted that does not fit; return when it was, two times before, 0 if it was not.
@@ -293,49 +294,20 @@ class SharedDirectory(Membership):
         """
         note, now = f"{name}.want", time.time_ns()
         try:
-            fd = os.open(note, os.O_RDONLY | OPEN_FLAGS, dir_fd=self.fd)
-            found = os.fstat(fd)
-            last_ns, before_ns = found.st_mtime_ns, found.st_atime_ns
+            fd, is_new = os.open(note, os.O_RDONLY | OPEN_FLAGS, dir_fd=self.fd), False
         except FileNotFoundError:
             fd = os.open(note, os.O_RDONLY | os.O_CREAT | OPEN_FLAGS, 0o600, dir_fd=self.fd)
-            last_ns, before_ns = 0, 0
+            is_new = True
         try:
-            os.utime(fd, ns=(last_ns, now))
+            found = os.fstat(fd)
+            os.utime(fd, ns=(0 if is_new else found.st_mtime_ns, now))
         finally:
-            os.close(fd)
-        return before_ns
+            files.close(fd)
+        return 0 if is_new else found.st_atime_ns
 
     def _unlink(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
-
-    def _entries(self) -> tuple[int, int]:
-        """Return what the ledger says."""
-        try:
-            fd = os.open(_LEDGER, os.O_RDONLY | OPEN_FLAGS, dir_fd=self.fd)
-        except FileNotFoundError:
-            return 0, 0
-        try:
-            return _read_ledger(fd)
-        finally:
-            os.close(fd)
-
-    @contextlib.contextmanager
-    def _ledger(self) -> Iterator[int]:
-        """Lock the ledger; it is opened anew each time, so that threads and forked processes lock each other out."""
-        fd = os.open(_LEDGER, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600, dir_fd=self.fd)
-        try:
-            deadline = time.monotonic() + PATIENCE_S
-            while not locked(fd, fcntl.LOCK_EX):
-                if time.monotonic() > deadline:  # its holder was stopped; training goes on
-                    raise OSError(errno.EAGAIN, "its ledger is locked", str(self.path))
-                time.sleep(POLL_S)
-            try:
-                yield fd
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open, too
-        finally:
-            os.close(fd)
 
 
 class NewFile:
@@ -379,7 +351,7 @@ class NewFile:
             os.utime(self._fd, ns=(now, now))
             os.link(self._part, self._name, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
             self._published = True
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(f"{self._name}.want", dir_fd=fd)
 
     def __enter__(self) -> Self:
@@ -393,7 +365,7 @@ class NewFile:
                 else:
                     self._directory.discard(self._part)
         finally:
-            os.close(self._fd)
+            files.close(self._fd)
 
 
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # else it keeps a descriptor
@@ -411,15 +383,6 @@ def _refusals() -> Iterator[None]:
         yield
     except OSError as e:
         raise NoMemoryError(*e.args) from e
-
-
-def _read_ledger(fd: int) -> tuple[int, int]:
-    data = os.pread(fd, _ENTRIES.size, 0)
-    return _ENTRIES.unpack(data) if len(data) == _ENTRIES.size else (0, 0)
-
-
-def _write_ledger(fd: int, total: int, n_evicted: int) -> None:
-    os.pwrite(fd, _ENTRIES.pack(total, n_evicted), 0)
 
 
 def _pages(nbytes: int) -> int:
