@@ -181,6 +181,7 @@ def test_workers_start_while_writers_of_the_parent_fill_memory(base, tmp_path):
 
 
 def _one(ds, i):
+    torch.set_num_threads(1)  # GNU OpenMP hangs in a child that was forked after it had been used
     check([ds[i]], CacheDataset([{"i": i}], None, memory="1MiB", memory_dir=ds._cache._memory.directory), 20_000)
     ds.flush()
 
@@ -375,6 +376,7 @@ def pss(pids: list[int], below: str = "") -> int:
 
 
 def _rank(base, pipe):
+    torch.set_num_threads(1)  # GNU OpenMP hangs in a child that was forked after it had been used
     ds = CacheDataset([{"i": i} for i in range(16)], Ramp(300_000), memory="64MiB", memory_dir=base)
     batches = loader(ds, persistent_workers=True)
     while pipe.recv():
