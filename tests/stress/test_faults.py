@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import errno
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,15 +44,6 @@ from zcache.storage import files
 FILLS = [Fill, NextProcess, Later, Healing, Indexed, IndexedLater]
 # What an entry cannot do without. A lost answer to a rename looks like another process's work; see Store.publish.
 NEEDED = {"write": set(), "fsync": set(), "rename": {errno.ENOENT, errno.ESTALE, errno.ENOTEMPTY, errno.EEXIST}}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Where a thousand small caches cost little: in memory, if there is such a place."""
-    memory = Path("/dev/shm")
-    made = Path(tempfile.mkdtemp(prefix="zcache-faults-", dir=memory if memory.is_dir() else tmp_path))
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

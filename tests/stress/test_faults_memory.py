@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +22,6 @@ ITEM = {
     "plain": np.random.default_rng(1).random((9, 10, 11)),
 }
 BOX = ((0, 1), (2, 7), (0, 13), (5, 6))
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Where a thousand small caches cost little: in memory, if there is such a place."""
-    memory = Path("/dev/shm")
-    made = Path(tempfile.mkdtemp(prefix="zcache-faults-", dir=memory if memory.is_dir() else tmp_path))
-    yield made
-    shutil.rmtree(made)
 
 
 def opened(folder, budget="1MiB"):
