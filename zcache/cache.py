@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar, overload
 import numpy as np
 
 from zcache.encoding.chunking import Region, parse_chunks
+from zcache.encoding.layout import parse_entry
 from zcache.encoding.narrowing import Precision
 from zcache.encoding.payload import Json, LeafCodec, decode_item, encode_item
 from zcache.encoding.shard import BloscCodec
@@ -384,6 +385,19 @@ class Cache:
         else:
             self._trouble(reason, what, error)
             self._troubles.report()
+
+    def is_first(self, kind: str) -> bool:
+        """Whether no process that uses this cache has asked this of the kind of message before."""
+        return self._counters.is_first(kind)
+
+    def about(self, key: str) -> Mapping[str, Json]:
+        """Return what an entry on disk says of itself: source, pipeline, versions; nothing if it cannot be read."""
+        if self._store is None:
+            return {}
+        try:
+            return parse_entry(self._store.read_document(key)).about or {}
+        except OSError:  # missing, or damaged: a read will say so
+            return {}
 
     def count(self, **amounts: float) -> None:
         """Add to counters of `stats` that only the caller can keep."""

@@ -17,6 +17,7 @@ __all__ = ["SKIP_REASONS", "WHOLE_REASONS", "CacheStats", "Counters"]
 SKIP_REASONS = {
     "unstorable": "the item holds a value that the format cannot express",
     "unkeyable": "no stable key can be made from the item",
+    "changed": "a source file, a transform or a switch changed while the item was computed",
     "nothing_to_cache": "no part of the pipeline is cached",
     "read_only": "the cache is opened read-only, or its file system is",
     "no_space": "the disk or the quota is full",
@@ -56,7 +57,7 @@ _COUNTERS = (
     "wait_s",
 )
 _TROUBLES = ("damaged", "read_errors", "not_indexed", "memory_off", "memory_full")
-_NOTED = tuple(f"noted {kind}" for kind in (*SKIP_REASONS, *_TROUBLES))
+_NOTED = tuple(f"noted {kind}" for kind in (*SKIP_REASONS, *_TROUBLES, "versions"))
 _COLUMNS = {name: i for i, name in enumerate((*_COUNTERS, *SKIP_REASONS, *WHOLE_REASONS, *_NOTED))}
 _ROWS = 512  # processes alive at the same time write to different rows
 

@@ -16,11 +16,23 @@ from monai import transforms as mt
 from monai.data import MetaTensor
 
 from zcache.errors import FingerprintError
-from zcache.keys import canonical_json, describe, digest, entry_key, fingerprint, item_fingerprint, source_paths
+from zcache.keys import (
+    canonical_json,
+    describe,
+    digest,
+    entry_key,
+    fingerprint,
+    ingredients,
+    item_fingerprint,
+    source_paths,
+)
 
 
-def key(pipeline, item="a", precision="lossless", format=1):  # noqa: A002 - as in `entry_key`
-    return entry_key(format=format, item=item, pipeline=fingerprint(pipeline), precision=precision)
+def key(pipeline, item="a", precision="lossless", switches=(), versions=()):
+    form = fingerprint(pipeline)
+    return entry_key(
+        ingredients(item=item, pipeline=form, precision=precision, switches=dict(switches), versions=dict(versions))
+    )
 
 
 @pytest.fixture
@@ -43,8 +55,9 @@ def test_key_is_128_bits_in_hexadecimal():
 
 
 def test_key_depends_on_each_part():
-    keys = {key(None), key([]), key(None, item="b"), key(None, precision="float16"), key(None, format=2)}
-    assert len(keys) == 5
+    switched, versioned = key(None, switches={"monai.track_meta": False}), key(None, versions={"monai": "1.6.1"})
+    keys = {key(None), key([]), key(None, item="b"), key(None, precision="float16"), switched, versioned}
+    assert len(keys) == 6
 
 
 def test_key_parts_cannot_be_shifted_into_each_other():

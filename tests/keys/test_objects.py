@@ -6,7 +6,8 @@ import types
 import monai.transforms as mt
 import pytest
 
-from zcache.keys.objects import attributes, is_library, is_library_class, is_named, needs_reduce
+from zcache.keys.modules import is_library
+from zcache.keys.objects import attributes, is_library_class, is_named, needs_reduce
 
 
 @pytest.mark.parametrize("name", ["json", "os.path", "math", "torch.nn", "monai.data", "pytest", "zcache.keys.objects"])

@@ -2,13 +2,15 @@
 
 Two transforms have the same fingerprint only if they do the same. What this cannot be said of is refused.
 
-- Values are described by type and content; sets and dictionaries without regard to their order.
+- Values are described by type and content; sets and dictionaries without regard to their order. Text and paths that
+  name a file count with its size and modification time, where the caller asks for that.
 - Functions and classes of the user are described by what they say (`zcache.keys.functions`), with the closures,
   defaults and globals that they use, so that an edit changes the key. They are not described by the module that they
   live in: a class that moves from a notebook to a module keeps its cache.
-- Functions and classes of an installed library are described by module and name alone. An upgrade of MONAI that changes
-  what a transform computes therefore does not change the key: use another ``cache_dir`` then.
-- Modules are described by name; of a user's module, what a function reads from it (``helpers.scale``) as well.
+- What a function imports where it runs counts with the source of the whole module (`zcache.keys.modules`).
+- Environment variables count that the user's functions read under a constant name.
+- Functions and classes of an installed library are described by module and name; which libraries took part is noted, so
+  that their versions can count too.
 """
 
 from __future__ import annotations
@@ -24,45 +26,58 @@ import sys
 import threading
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from zcache.errors import FingerprintError
-from zcache.keys.functions import code_digest, global_chains
+from zcache.keys.callables import CodeWalk
+from zcache.keys.files import looks_like_path, may_be_path, source_form
 from zcache.keys.objects import (
     attributes,
-    is_generated,
-    is_library,
     is_library_class,
     is_named,
     module_name,
     needs_reduce,
     own_attribute,
 )
+from zcache.keys.scripted import script_form
 from zcache.keys.values import PLAIN, UNDERLYING, Json, array_content, canonical_json, dtype_form, tensor_content
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-__all__ = ["Canonicaliser", "fingerprint"]
+__all__ = ["Canonicaliser", "Fingerprint", "fingerprint", "trace"]
 
 _REDUCED = ("constructor", "arguments", "state", "elements", "entries")
 # Lists of a MetaTensor whose records hold `id()` of the transforms that were applied.
 _TRACES = frozenset({"_applied_operations", "_pending_operations"})
-
-_MEMBERS_SKIPPED = frozenset({"_abc_impl", "__annotate__", "__annotate_func__", "__classcell__"})
-_C_DESCRIPTORS = (
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
-)
 _RANDOM = (np.random.RandomState, np.random.Generator, np.random.BitGenerator, random.Random)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A fingerprint, and what it depends on that may change while the program runs.
+
+    Attributes
+    ----------
+    form : Json
+        The description.
+    libraries : tuple of str
+        The first names of the modules that it tells by name.
+    variables : tuple of str
+        The environment variables that count in it.
+    paths : tuple of str
+        The files that are named in it and count.
+    remarks : tuple of str
+        What could not be followed, and goes unnoticed when it changes.
+    """
+
+    form: Json
+    libraries: tuple[str, ...]
+    variables: tuple[str, ...]
+    paths: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 def fingerprint(obj: object, *, name: str = "transform") -> Json:
@@ -103,7 +118,62 @@ def fingerprint(obj: object, *, name: str = "transform") -> Json:
     return Canonicaliser(name).form(obj)
 
 
-class Canonicaliser:
+def trace(
+    obj: object,
+    *,
+    name: str = "transform",
+    root: str | os.PathLike[str] | None = None,
+    check_sources: bool = True,
+) -> Fingerprint:
+    """Take the fingerprint of transforms, files that they name included, and note what it depends on.
+
+    Parameters
+    ----------
+    obj : object
+        As of `fingerprint`.
+    name : str
+        As of `fingerprint`.
+    root : str or os.PathLike, optional
+        The folder that paths inside of it are told relative to.
+    check_sources : bool
+        Whether size and modification time of a file count that is named by an attribute, a default, a global variable,
+        or a constant in a function. Folders count by name alone: a transform may well write to one.
+
+    Returns
+    -------
+    Fingerprint
+        The description and its dependencies.
+
+    Raises
+    ------
+    FingerprintError
+        As of `fingerprint`.
+
+    Examples
+    --------
+    >>> trace([np.mean, {"level": 40}]).libraries
+    ('numpy',)
+    """
+    base = None if root is None else os.path.abspath(root)  # noqa: PTH100 - as for items
+
+    def leaf(value: str | os.PathLike[str]) -> Json | None:
+        text = os.fsdecode(value)
+        if not (check_sources and (may_be_path(value, text) or looks_like_path(text))):
+            return None  # a word such as "image" is no path, whatever lies in the working directory
+        return source_form(value, base, folders=False)
+
+    walk = Canonicaliser(name, leaf=leaf)
+    form = walk.form(obj)
+    return Fingerprint(
+        form,
+        tuple(sorted(walk.libraries - sys.stdlib_module_names)),
+        tuple(sorted(walk.variables)),
+        tuple(sorted(walk.paths)),
+        tuple(walk.remarks),
+    )
+
+
+class Canonicaliser(CodeWalk):
     """One walk over a value that builds its description.
 
     Parameters
@@ -113,12 +183,12 @@ class Canonicaliser:
     advice : str, optional
         What they advise to do.
     leaf : callable, optional
-        Describes strings and paths, dictionary keys apart, in place of the walk.
+        Describes strings and paths, dictionary keys apart, in place of the walk; where it returns None, the walk does.
 
     Examples
     --------
-    >>> Canonicaliser("item", leaf=lambda text: ["leaf", str(text)]).form({"image": "a.nii"})
-    ['dict', [['image', ['leaf', 'a.nii']]]]
+    >>> Canonicaliser("item", leaf=lambda text: ["leaf", str(text)]).form({"image": "./a.nii"})
+    ['dict', [['image', ['leaf', './a.nii']]]]
     """
 
     def __init__(
@@ -129,16 +199,9 @@ class Canonicaliser:
             "Make it a plain parameter (a number, string or array), define __zcache_fingerprint__() on its class, pass"
             " hash_transform=, or mark the transform with zcache.uncached to keep it out of the cached part."
         ),
-        leaf: Callable[[str | os.PathLike[Any]], Json] | None = None,
+        leaf: Callable[[str | os.PathLike[str]], Json | None] | None = None,
     ) -> None:
-        self._advice = advice
-        self._leaf = leaf
-        self._path = [name]
-        self._owners: list[str] = []
-        self._open: dict[int, int] = {}  # what is being described right now, and how deep: a cycle refers back to it
-        # Functions and classes are described once and then referred to by number: helpers that call each other in
-        # several ways would otherwise be described exponentially often. The value is kept alive: its id must stay its.
-        self._defined: dict[int, tuple[int, object]] = {}
+        super().__init__(name, advice=advice, leaf=leaf)
         self._traces = 0
 
     def form(self, value: object) -> Json:
@@ -166,14 +229,22 @@ class Canonicaliser:
         """
         try:
             return self._visit(value)
+        except FingerprintError:
+            raise
         except RecursionError as error:
             raise FingerprintError(f"{self._path[0]} is nested too deeply for a cache key. {self._advice}") from error
+        except Exception as error:
+            # Any special method of the user's, or of a C type, may have raised: whatever it was, there is no key then.
+            why = f"{type(error).__name__} ({error})".replace(" ()", "")
+            raise self._refuse(value, f"its state cannot be inspected, {why}") from error
 
     # ---- the walk
 
     def _visit(self, value: object) -> Json:
         if self._leaf is not None and isinstance(value, str | os.PathLike) and not isinstance(value, enum.Enum):
-            return self._leaf(value)
+            form = self._file(value)
+            if form is not None:
+                return form
         plain = PLAIN.get(type(value))
         if plain is not None:
             return plain(value)
@@ -194,6 +265,8 @@ class Canonicaliser:
                 return [f"torch.{type(value).__name__}", str(value)]
             if isinstance(value, torch.Generator):
                 return self._refuse_random(value)
+            if isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule):
+                return script_form(torch, value)
         base = next((base for base in self._BASES if isinstance(value, base)), None)
         if base is not None:
             return self._extended(value, base, lambda: self._content(value, base))
@@ -203,51 +276,15 @@ class Canonicaliser:
         container = self._CONTAINERS.get(base)
         return PLAIN[base](UNDERLYING[base](value)) if container is None else container(self, value)
 
-    def _at(self, label: str, value: object) -> Json:
-        """Describe a part, so that an error inside says where it is."""
-        with self._inside(label):
-            return self._visit(value)
-
-    @contextmanager
-    def _inside(self, label: str) -> Iterator[None]:
-        self._path.append(label)
-        yield
-        self._path.pop()  # not in a `finally`: an error on its way out reports the path, and the walk is over
-
-    def _once(self, value: object, build: Callable[[], Json]) -> Json:
-        """Describe a container or an object, or refer back to it where it contains itself."""
-        key = id(value)
-        if key in self._open:
-            return ["cycle", self._open[key]]
-        self._open[key] = len(self._open)
-        form = build()
-        del self._open[key]
-        return form
-
-    def _define(self, value: object, build: Callable[[], Json]) -> Json:
-        if id(value) in self._defined:
-            return ["ref", self._defined[id(value)][0]]
-        number = len(self._defined)
-        self._defined[id(value)] = (number, value)
-        return ["def", number, build()]
-
-    def _alone(self, value: object) -> Json:
-        """Describe an element of a set or a key so that the numbering does not depend on the order of the set."""
-        saved = dict(self._defined)
-        form = self._visit(value)
-        self._defined = saved
-        return form
-
-    def _refuse(self, value: object, why: str) -> FingerprintError:
-        owner = self._owners[-1] if self._owners else self._path[0]
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        return FingerprintError(f"{owner}: no cache key for {''.join(self._path)} ({kind}): {why}. {self._advice}")
-
     def _refuse_random(self, value: object) -> Json:
         raise self._refuse(value, "a source of random numbers, so the result would be frozen in the cache")
 
     def _refuse_live(self, value: object) -> Json:
         raise self._refuse(value, "a live resource whose state cannot be inspected")
+
+    def _environ(self, _: object) -> Json:
+        self._remark("holds the environment variables as a whole: which of them it reads is not known")
+        return ["os.environ"]
 
     # ---- containers
 
@@ -307,69 +344,7 @@ class Canonicaliser:
             return form
         return self._extended(value, torch.Tensor, lambda: form)
 
-    # ---- functions, classes, modules
-
-    def _module(self, value: types.ModuleType) -> Json:
-        return ["module", module_name(value.__name__)]
-
-    def _function(self, function: Any) -> Json:
-        code = function.__code__
-        if is_named(function) and code.co_name != "<lambda>":
-            return ["function", function.__module__, function.__qualname__]
-        return self._define(function, lambda: self._function_form(function))
-
-    def _function_form(self, function: Any) -> Json:
-        code, module = function.__code__, function.__globals__.get("__name__")
-        library = is_library(module)
-        # The inner function of a library's decorator is told by its name, and what it wraps is in its closure.
-        by_name = library and code.co_name != "<lambda>"
-        form: dict[str, Json] = {"code": [module, code.co_qualname] if by_name else code_digest(function)}
-        with self._inside(f".<{function.__name__}>"):
-            for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-                form[f"closure {variable}"] = self._cell(variable, cell)
-            if function.__defaults__:
-                form["defaults"] = self._at(".<defaults>", function.__defaults__)
-            if function.__kwdefaults__:
-                form["kwdefaults"] = self._at(".<defaults>", function.__kwdefaults__)
-            if not library:
-                for chain in global_chains(code):
-                    form.update(self._global(function.__globals__, chain))
-                attributes = {key: value for key, value in vars(function).items() if not key.startswith("__")}
-                if attributes:
-                    form["attributes"] = self._at(".<attributes>", attributes)
-        return form
-
-    def _cell(self, variable: str, cell: types.CellType) -> Json:
-        try:
-            content = cell.cell_contents
-        except ValueError:  # the enclosing function has not set it yet
-            return ["empty"]
-        return self._at(f".<closure {variable}>", content)
-
-    def _global(self, namespace: dict[str, Any], chain: tuple[str, ...]) -> dict[str, Json]:
-        """Describe what a function finds under a global name; built-in and unset names say nothing more."""
-        if chain[0] not in namespace:
-            return {}
-        value, used = namespace[chain[0]], [chain[0]]
-        for attribute in chain[1:]:
-            if not isinstance(value, types.ModuleType) or is_library(value.__name__) or attribute not in vars(value):
-                break
-            value = vars(value)[attribute]
-            used.append(attribute)
-        dotted = ".".join(used)
-        return {f"global {dotted}": self._at(f".<global {dotted}>", value)}
-
-    def _builtin(self, value: Any) -> Json:
-        owner = value.__self__
-        if owner is None or isinstance(owner, types.ModuleType):
-            return ["builtin", value.__module__ or "builtins", value.__qualname__]
-        return ["builtin method", value.__name__, self._at(".__self__", owner)]
-
-    def _descriptor(self, value: Any) -> Json:
-        return ["builtin descriptor", self._visit(value.__objclass__), value.__name__]
-
-    def _method(self, value: types.MethodType) -> Json:
-        return ["method", self._visit(value.__func__), self._at(".__self__", value.__self__)]
+    # ---- objects
 
     def _partial(self, value: functools.partial[Any]) -> Json:
         return [
@@ -380,60 +355,15 @@ class Canonicaliser:
             self._state(value),
         ]
 
-    def _enum(self, value: enum.Enum) -> Json:
-        form: list[Json] = ["enum", module_name(type(value).__module__), type(value).__qualname__, value._name_]
-        if is_library(type(value).__module__):
-            return form
-        return [*form[:1], *form[2:], self._at(".value", value._value_)]  # a user's class: by content, not by module
-
-    def _class(self, cls: type) -> Json:
-        if is_library_class(cls):
-            return ["class", cls.__module__, cls.__qualname__]
-        return self._define(cls, lambda: self._class_form(cls))
-
-    def _class_form(self, cls: type) -> Json:
-        with self._inside(f".<class {cls.__name__}>"):
-            if issubclass(cls, enum.Enum):
-                members: Json = [
-                    [name, self._at(f".{name}", member._value_)] for name, member in cls.__members__.items()
-                ]
-                return {"enum": cls.__qualname__, "members": members}
-            form: dict[str, Json] = {"class": cls.__qualname__, "bases": [self._class(base) for base in cls.__bases__]}
-            if type(cls) is not type:
-                form["metaclass"] = self._class(type(cls))
-            if issubclass(cls, tuple) and hasattr(cls, "_fields"):  # collections.namedtuple: the rest is generated
-                form["fields"] = list(cls._fields)
-            for name, member in sorted(vars(cls).items()):
-                if name in _MEMBERS_SKIPPED or (name == "R" and isinstance(member, np.random.RandomState)):
-                    continue
-                if not is_generated(cls, name, member):
-                    form.update(self._member(name, member))
-        return form
-
-    def _member(self, name: str, member: object) -> dict[str, Json]:
-        parts: dict[str, object] = {name: member}
-        if isinstance(member, property):
-            parts = {f"{name} {part}": getattr(member, part) for part in ("fget", "fset", "fdel")}
-        elif isinstance(member, functools.cached_property):
-            parts = {f"{name} cached": member.func}
-        elif isinstance(member, staticmethod | classmethod):
-            parts = {f"{name} {type(member).__name__}": member.__func__}
-        elif isinstance(member, _C_DESCRIPTORS) or type(member).__name__ == "_tuplegetter":
-            return {}
-        elif name.startswith("__") and name.endswith("__") and not isinstance(member, types.FunctionType):
-            return {}  # what Python notes down: __doc__, __module__, __annotations__, __slots__
-        return {f"member {label}": self._at(f".{label}", part) for label, part in parts.items() if part is not None}
-
-    # ---- objects
-
     def _described(self, value: Any) -> Json:
         cls = type(value)
         own = self._at(".__zcache_fingerprint__()", value.__zcache_fingerprint__())
-        return ["described", module_name(cls.__module__), cls.__qualname__, own]
+        return ["described", self._class(cls), own]
 
     def _object(self, value: Any) -> Json:
         cls = type(value)
         if is_named(value):
+            self._told_by_name(value.__module__)
             return ["global", value.__module__, value.__qualname__]
         wrapped = own_attribute(value, "__wrapped__")
         if isinstance(wrapped, types.FunctionType) and is_library_class(cls):  # functools.lru_cache, numba.jit
@@ -459,12 +389,9 @@ class Canonicaliser:
 
     def _reduced(self, value: object) -> Json:
         """Describe an object of a C type by what `copy.copy` would make it anew from, as datetime and deque allow."""
-        try:
-            if isinstance(value, Iterator):
-                raise TypeError("an iterator changes with every use")  # noqa: TRY301 - one message for both refusals
-            parts = value.__reduce_ex__(2)
-        except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
-            raise self._refuse(value, f"its state cannot be inspected ({error})") from error
+        if isinstance(value, Iterator):
+            raise self._refuse(value, "an iterator changes with every use")
+        parts = value.__reduce_ex__(2)
         if isinstance(parts, str):
             return ["global", module_name(type(value).__module__), parts]
         call, args, state, items, pairs = [*parts[:5], None, None, None][:5]
@@ -486,20 +413,15 @@ class Canonicaliser:
     }
     # In this order: the first that fits describes the value.
     _KINDS: ClassVar[tuple[tuple[type | tuple[type, ...], Callable[[Canonicaliser, Any], Json]], ...]] = (
-        (enum.Enum, _enum),
+        (enum.Enum, lambda self, value: self._enum(value)),
         (np.ma.MaskedArray, _masked),
         (np.ndarray, _array),
         (np.generic, _scalar),
         (np.dtype, lambda _, value: dtype_form(value)),
         (PurePath, lambda _, value: ["path", value.as_posix()]),
-        (types.FunctionType, _function),
-        (types.BuiltinFunctionType, _builtin),
-        (types.MethodWrapperType, _builtin),
-        (_C_DESCRIPTORS, _descriptor),
-        (types.MethodType, _method),
         (functools.partial, _partial),
-        (type, _class),
-        (types.ModuleType, _module),
+        (type(os.environ), _environ),
+        *CodeWalk.code_kinds,
         (types.UnionType, lambda self, value: ["union", self._items(value.__args__)]),
         (re.Pattern, lambda self, value: ["pattern", self._visit(value.pattern), value.flags]),
         (logging.Logger, lambda _, value: ["logger", value.name]),

@@ -1,4 +1,4 @@
-"""What a Python function says: its normalised source, its byte code, and the globals that it looks up.
+"""What a Python function says: its normalised source, else its byte code.
 
 A function is identified by the syntax tree of its own source, so that comments, layout and the position in the file
 do not matter. The tree is trusted only when compiling the file again gives the very code object that runs: a file that
@@ -9,18 +9,18 @@ from __future__ import annotations
 import __future__
 
 import ast
-import dis
 import linecache
 from functools import lru_cache
 from hashlib import blake2b
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from zcache.keys.scan import nested_codes
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import FunctionType
 
-__all__ = ["code_digest", "function_node", "global_chains", "normalised"]
+__all__ = ["code_digest", "function_node", "normalised", "place"]
 
 _Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -28,8 +28,9 @@ _Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SKIPPED_FIELDS = frozenset({"ctx", "type_comment", "kind"})
 # In force for a notebook cell that follows one with `from __future__ import annotations`, though it is not in its text.
 _FUTURE_FLAGS = __future__.annotations.compiler_flag
-_GLOBAL_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_ATTRIBUTE_LOADS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+
+_known: dict[tuple[CodeType, str], str] = {}
+_places: dict[str, str] = {}
 
 
 def function_node(function: FunctionType) -> _Node | None:
@@ -85,38 +86,29 @@ def code_digest(function: FunctionType) -> str:
     >>> code_digest(namespace["double"])[:9]
     'bytecode:'
     """
-    node = function_node(function)
-    kind, form = ("bytecode", _code_form(function.__code__)) if node is None else ("source", normalised(node))
-    return f"{kind}:{blake2b(ascii(form).encode('ascii'), digest_size=16).hexdigest()}"
+    code = function.__code__
+    known = _known.get((code, code.co_filename))
+    if known is None:
+        node = function_node(function)
+        kind, form = ("bytecode", _code_form(code)) if node is None else ("source", normalised(node))
+        # Once and for all: the file may be edited while the program runs, what runs stays as it is.
+        known = _known[code, code.co_filename] = (
+            f"{kind}:{blake2b(ascii(form).encode('ascii'), digest_size=16).hexdigest()}"
+        )
+        _places[known] = f"{code.co_qualname}, {code.co_filename}:{code.co_firstlineno}"
+    return known
 
 
-def global_chains(code: CodeType) -> list[tuple[str, ...]]:
-    """List the global names that a code object looks up, each with the attributes that it reads right from it.
-
-    Parameters
-    ----------
-    code : CodeType
-        The code of a function; the functions nested in it are looked through as well.
-
-    Returns
-    -------
-    list of tuple of str
-        Sorted and distinct, such as ``[("helpers", "scale"), ("len",)]``.
-
-    Examples
-    --------
-    >>> import math
-    >>> def area(radius): return math.pi * abs(radius) ** 2
-    >>> global_chains(area.__code__)
-    [('abs',), ('math', 'pi')]
-    """
-    return sorted(set(_chains(code)))
+def place(digest: str) -> str:
+    """Say where the function stands that this process knows by a `code_digest`; an empty string if it knows none."""
+    return _places.get(digest, "")
 
 
 def normalised(node: object) -> Any:
     """Turn a syntax tree into nested tuples without positions, docstrings and empty fields.
 
-    `ast.dump` would do, but its output differs between Python versions.
+    `ast.dump` would do, but its output differs between Python versions. Annotations are left out, but those of classes
+    and of decorated functions: `dataclass` and its like read them, nothing else does.
 
     Parameters
     ----------
@@ -133,19 +125,38 @@ def normalised(node: object) -> Any:
     >>> normalised(ast.parse("x  # a comment", mode="eval").body)
     ('Name', ('id', ('str', "'x'")))
     """
+    return _normalised(node, annotated=False)
+
+
+def _normalised(node: object, *, annotated: bool) -> Any:
+    """Do the work of `normalised`; annotations count where a decorator, or a class, may read them."""
     if isinstance(node, list):
-        return tuple(normalised(child) for child in node)
+        return tuple(
+            _normalised(child, annotated=annotated)
+            for child in node
+            if annotated or not isinstance(child, ast.AnnAssign) or child.value is not None
+        )
     if not isinstance(node, ast.AST):
         # A frozenset cannot occur in a parsed tree, so this is stable; `repr` would vary with Python's Unicode tables.
         return (type(node).__name__, ascii(node))
+    if isinstance(node, ast.AnnAssign) and not annotated and node.value is not None:
+        node = ast.Assign(targets=[node.target], value=node.value)
+    is_function = False
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        is_function, annotated = True, bool(node.decorator_list)
+    elif isinstance(node, ast.ClassDef | ast.Lambda | ast.Module):
+        annotated = isinstance(node, ast.ClassDef)
     fields = []
     for name, value in ast.iter_fields(node):
         if name in _SKIPPED_FIELDS or (value is None and not isinstance(node, ast.Constant)) or value == []:
             continue
-        kept = value
-        if name == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if name in {"returns", "annotation"} and not annotated:
+            continue
+        kept, inner = value, annotated
+        if name == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             kept = value[1:] if _is_docstring(value[0]) else value
-        fields.append((name, normalised(kept)))
+            inner = annotated and not is_function  # those of local variables are not even evaluated
+        fields.append((name, _normalised(kept, annotated=inner)))
     return (type(node).__name__, *fields)
 
 
@@ -163,7 +174,7 @@ def _parsed(source: str, flags: int) -> tuple[dict[int, list[_Node]], frozenset[
     nodes: dict[int, list[_Node]] = {}
     try:
         tree = ast.parse(source)
-        codes = frozenset(_nested(compile(source, "<source>", "exec", flags=flags, dont_inherit=True)))
+        codes = frozenset(nested_codes(compile(source, "<source>", "exec", flags=flags, dont_inherit=True)))
     except (SyntaxError, ValueError):  # not Python (a template, a notebook's magic), or NUL bytes in it
         return {}, frozenset()
     for node in ast.walk(tree):
@@ -173,13 +184,6 @@ def _parsed(source: str, flags: int) -> tuple[dict[int, list[_Node]], frozenset[
         elif isinstance(node, ast.Lambda):
             nodes.setdefault(node.lineno, []).append(node)
     return nodes, codes
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
 
 
 def _select(nodes: list[_Node] | tuple[()], code: CodeType) -> _Node | None:
@@ -207,21 +211,6 @@ def _select(nodes: list[_Node] | tuple[()], code: CodeType) -> _Node | None:
 def _body_span(node: ast.Lambda) -> tuple[tuple[int, int], tuple[int, int]]:
     body = node.body
     return (body.lineno, body.col_offset), (body.end_lineno or body.lineno, body.end_col_offset or body.col_offset)
-
-
-def _chains(code: CodeType) -> Iterator[tuple[str, ...]]:
-    instructions = list(dis.get_instructions(code))
-    for index, instruction in enumerate(instructions):
-        if instruction.opname in _GLOBAL_LOADS:
-            chain = [str(instruction.argval)]
-            for follower in instructions[index + 1 :]:
-                if follower.opname not in _ATTRIBUTE_LOADS:
-                    break
-                chain.append(str(follower.argval))
-            yield tuple(chain)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _chains(constant)
 
 
 def _code_form(code: CodeType) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import os
 import struct
 import sys
 import types
@@ -12,20 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from zcache.keys.modules import is_library
+
 __all__ = [
+    "C_DESCRIPTORS",
     "attributes",
     "is_generated",
-    "is_library",
     "is_library_class",
     "is_named",
     "module_name",
     "needs_reduce",
     "own_attribute",
 ]
-
-# Described by name wherever they are installed: MONAI's and NVIDIA's images have them outside of site-packages.
-_LIBRARIES = frozenset({"monai", "torch", "torchvision", "numpy", "scipy", "skimage", "nibabel", "itk", "zcache"})
-_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep  # noqa: PTH100, PTH120 - lexical, as module files are
 
 # Attributes that MONAI's transforms and readers write while they work.
 _TRANSIENT = {
@@ -58,39 +55,15 @@ _GENERATED = frozenset(
 )
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made while the program runs
 _MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the instance dictionary does not count in the size
-_UNSET = object()
+C_DESCRIPTORS = (
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+"""Types of the attributes of classes that are written in C."""
 _POINTER = struct.calcsize("P")
-
-
-def is_library(module: str | None) -> bool:
-    """Tell whether a module belongs to an installed library rather than to the user.
-
-    Parameters
-    ----------
-    module : str or None
-        The name of a module.
-
-    Returns
-    -------
-    bool
-        True for the standard library, for what lies in ``site-packages`` or ``dist-packages``, and for MONAI, PyTorch
-        and NumPy wherever they lie. An editable install is the user's own code.
-
-    Examples
-    --------
-    >>> is_library("json"), is_library("numpy.linalg"), is_library("__main__")
-    (True, True, False)
-    """
-    if module is None or module in {"__main__", "__mp_main__"}:
-        return False
-    top = module.partition(".")[0]
-    if top in _LIBRARIES:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return top in sys.builtin_module_names or top in sys.stdlib_module_names
-    path = os.path.abspath(file)  # noqa: PTH100 - lexical, and without a Path per call
-    return path.startswith(_STDLIB) or not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep))  # noqa: PTH206 - as above
 
 
 def is_library_class(cls: type) -> bool:

@@ -16,16 +16,18 @@ from monai.transforms import Compose, reset_ops_id
 from torch.serialization import DEFAULT_PROTOCOL
 
 from zcache.cache import Cache
-from zcache.encoding.layout import FORMAT
 from zcache.encoding.narrowing import Precision
 from zcache.encoding.voxels import VoxelQuery
-from zcache.errors import CacheConfigError, FingerprintError
-from zcache.keys import describe, digest, entry_key, fingerprint, item_fingerprint, source_paths, source_stamps
+from zcache.errors import FingerprintError
+from zcache.keys import Json, entry_key
 from zcache.stats import CacheStats
 from zcache.storage.entry import Entry
 from zcache.training.crop import CropPushdown, WholeItem, find_crop
+from zcache.training.explain import Explanation, explain
+from zcache.training.keying import HashFunc, Keying, Pipeline
 from zcache.training.leaves import torch_leaf_codecs, without_meta
-from zcache.training.split import Uncached, first_random, unfolded
+from zcache.training.split import Uncached, first_random
+from zcache.training.versions import other_versions
 from zcache.troubles import warn_caller
 
 __all__ = ["DEFAULT_DIR", "CacheDir", "HashFunc", "PersistentDataset", "default_cache_dir"]
@@ -41,7 +43,6 @@ class _Unset(Enum):
 
 
 CacheDir: TypeAlias = str | os.PathLike[str] | _Unset | None
-HashFunc: TypeAlias = Callable[..., bytes]
 
 DEFAULT_DIR = _Unset.DEFAULT
 """The value of `cache_dir` if it is left out: None means something."""
@@ -110,7 +111,11 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         Directory of the source data. Paths inside of it enter keys relative to it, so that hosts that mount the data
         elsewhere share entries.
     check_sources : bool
-        Whether a changed size or modification time of a source file makes its entry stale.
+        Whether a changed size or modification time makes entries stale: of a source file, or of a file that a transform
+        names. Where a path is relative without `root`, or leads through a symbolic link, a sample of the content, too.
+    version_in_key : bool
+        Whether the versions of MONAI, PyTorch, NumPy and the packages that transforms come from count in keys. If not,
+        entries that another version made are found, and a warning says so once.
     read_only : bool
         Never write, not even to mend a damaged entry.
     crop_pushdown : bool
@@ -170,6 +175,7 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         on_error: Literal["warn", "raise"] = "warn",
         root: str | os.PathLike[str] | None = None,
         check_sources: bool = True,
+        version_in_key: bool = False,
         read_only: bool = False,
         crop_pushdown: bool = True,
         read_threads: int = 1,
@@ -188,14 +194,8 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
         self.reset_ops_id = reset_ops_id
         self.track_meta = track_meta
         self._root = None if root is None else os.fspath(root)
-        if self._root is not None and not os.path.isdir(self._root):  # noqa: PTH112 - any PathLike
-            raise CacheConfigError(
-                f"root={self._root!r} is not a directory: give the one that the paths of data lie in"
-            )
-        for name, function in (("hash_func", hash_func), ("hash_transform", hash_transform)):
-            if function is not None and not callable(function):
-                raise CacheConfigError(f"{name}={function!r} is not a function of an item to bytes")
-        self._check_sources = check_sources
+        policy = str(Precision.parse(precision))
+        self._keying = Keying(hash_func, hash_transform, self._root, check_sources, version_in_key, policy)
         if cache_dir is DEFAULT_DIR:
             cache_dir = default_cache_dir()
         self.cache_dir = None if cache_dir is None else Path(cache_dir)
@@ -223,8 +223,13 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
             )
         # In a dict, where MONAI's DataLoader does not look when it seeds all that a data set refers to: seeding the
         # pipeline by a second reference would change what its random transforms draw.
-        self._pipeline: dict[str, Any] = {"transform": None, "key": None}
-        self._pipeline_key()
+        self._known: dict[str, Any] = {"transform": None, "pipeline": None, "versions": False}
+        pipeline = self._pipeline()
+        for remark in () if pipeline is None else pipeline.remarks:
+            warn_caller(
+                f"{remark}: a change of it goes unnoticed. Make it a plain parameter, pass hash_transform=, or keep "
+                "the transform out of the cached part with zcache.uncached."
+            )
 
     @property
     def stats(self) -> CacheStats:
@@ -279,22 +284,41 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
 
     def _cachecheck(self, item_transformed: Any) -> Any:
         """Return an item as the cached transforms leave it: read back, or computed and handed to the cache."""
-        key = self._entry_key(item_transformed)
-        if self._cache is None or key is None:
+        parts = self._key_parts(item_transformed)
+        if self._cache is None or parts is None:
             result = self._pre_transform(deepcopy(item_transformed))
         else:
-            found = self._cache.get(key, _MISS)
-            return found if found is not _MISS else self._computed(item_transformed, key)
+            found = self._cache.get(entry_key(parts), _MISS)
+            if found is _MISS:
+                return self._computed(item_transformed)
+            self._look_at_versions()
+            return found
         return result if self.track_meta else without_meta(result)
 
-    def _computed(self, item: Any, key: str) -> Any:
-        """Compute an item and hand it to the cache."""
-        about = self._about(item)  # before it is computed, lest a file that changes meanwhile pass for what was read
-        computed = self._pre_transform(deepcopy(item))
-        if self._cache is not None:
-            crop = self._crop()
-            guided: dict[str, Any] = {} if crop is None else {"query": crop.query, "patch": crop.patch}
-            computed = self._cache.put(key, computed, about, owned=True, **guided)
+    def _computed(self, item: Any) -> Any:
+        """Compute an item and hand it to the cache, under the key that it has now."""
+        how = self._composition()
+        try:
+            if self._known["pipeline"] is not None:
+                self._known["pipeline"] = self._keying.retaken(self._known["pipeline"], *how[0], **how[1])
+        except FingerprintError as e:
+            self._unkeyable("the pipeline", e)
+            parts = None
+        else:
+            parts = self._key_parts(item)
+        pipeline: Pipeline = self._known["pipeline"]
+        transforms = self.transform.transforms[: how[0][1]]
+        # Before it is computed, lest a file that changes meanwhile pass for what was read.
+        about = None if parts is None else self._keying.about(item, pipeline, parts, transforms)
+        with self._keying.running(*how[0], **how[1]):
+            computed = self._pre_transform(deepcopy(item))
+        if self._cache is not None and about is not None and parts is not None:
+            if parts != self._key_parts(item):
+                self._cache.skip("changed")
+            else:
+                crop = self._crop()
+                guided: dict[str, Any] = {} if crop is None else {"query": crop.query, "patch": crop.patch}
+                computed = self._cache.put(entry_key(parts), computed, about, owned=True, **guided)
         # Once more for items that do not pass through an entry because they cannot be stored.
         return computed if self.track_meta else without_meta(computed)
 
@@ -315,7 +339,8 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
 
         found = cache.using(key, read, None)
         if found is None:
-            return self._post_transform(self._computed(item, key))
+            return self._post_transform(self._computed(item))
+        self._look_at_versions()
         for query in missing:
             cache.add_index(key, query)
         samples, whole = found
@@ -331,56 +356,102 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
 
     def _entry_key(self, item: Any) -> str | None:
         """Return the key of an item, None if it is not to be cached."""
+        parts = self._key_parts(item)
+        return None if parts is None else entry_key(parts)
+
+    def _key_parts(self, item: Any) -> dict[str, Json] | None:
+        """Return what the key of an item is made of, None if it is not to be cached."""
         if self._cache is None:
             return None
-        pipeline = self._pipeline_key()
-        if pipeline is None:
-            if self.transform.transforms:  # said already, when the data set was built
-                self._cache.skip("nothing_to_cache")
-            return None
         try:
-            if self.hash_func is None:
-                own = item_fingerprint(item, root=self._root, check_sources=self._check_sources)
-            else:
-                sources = list(source_paths(item))
-                stamps = item_fingerprint(sources, root=self._root) if self._check_sources else None
-                own = ["hash_func", self.hash_func(item).hex(), stamps]
+            pipeline = self._pipeline()
+            if pipeline is not None:
+                return self._keying.parts(item, pipeline)
         except FingerprintError as e:
-            self._cache.skip("unkeyable", "an item", e)
+            self._unkeyable("an item", e)
             return None
-        return entry_key(format=FORMAT, item=own, pipeline=pipeline, precision=str(self._cache.precision))
+        if self.transform.transforms:  # said already, when the data set was built
+            self._cache.skip("nothing_to_cache")
+        return None
 
-    def _pipeline_key(self) -> str | None:
-        """Return the cached transforms' part of every key, None if none is cached; anew after `transform` was set."""
+    def _unkeyable(self, what: str, error: FingerprintError) -> None:
+        if self._cache is not None:
+            self._cache.skip("unkeyable", what, error)
+
+    def _pipeline(self) -> Pipeline | None:
+        """Return the cached transforms as keys see them, None if none is cached.
+
+        Anew after `transform` was set, or when a file or an environment variable changed that they name.
+        """
         if self._cache is None:
             return None
-        key: str | None = self._pipeline["key"]
-        if self._pipeline["transform"] is self.transform:
-            return key
-        count = self._cached_count()
-        transforms = list(self.transform.transforms[:count])
-        key = None
-        if count == 0:
-            if self.transform.transforms:
-                warn_caller(self._why_nothing())
+        pipeline: Pipeline | None = self._known["pipeline"]
+        if self._known["transform"] is self.transform and (pipeline is None or pipeline.is_current()):
+            return pipeline
+        (transform, count), composed = self._composition()
+        if count:
+            pipeline = self._keying.pipeline(transform, count, **composed)
         else:
-            hashed = self._hashed(transforms)
-            what = transforms if hashed is None else hashed
-            how = {n: getattr(self.transform, n) for n in ("map_items", "unpack_items", "lazy", "overrides")}
-            key = digest(fingerprint([what, how, self.reset_ops_id]))
-        self._pipeline = {"transform": self.transform, "key": key}
-        return key
+            pipeline = None
+            if transform.transforms:
+                warn_caller(self._why_nothing())
+        self._known |= {"transform": transform, "pipeline": pipeline}
+        return pipeline
 
-    def _hashed(self, transforms: list[Any]) -> str | None:
-        """Return what `hash_transform` makes of the transforms, None if it is not given or cannot hash them."""
-        if self.hash_transform is None:
-            return None
-        try:
-            return self.hash_transform(unfolded(transforms)).hex()
-        except TypeError as e:
-            if "JSON serializable" not in str(e):
-                raise
-            return None  # json_hashing: MONAI would hash the names of the classes alone
+    def _composition(self) -> tuple[tuple[Compose, int], dict[str, Any]]:
+        """Return what `Keying` takes: the pipeline, how many of its transforms are cached, and what else counts."""
+        return (self.transform, self._cached_count()), {"reset_ops_id": self.reset_ops_id}
+
+    def _look_at_versions(self) -> None:
+        """Say once, when entries are found, that other versions of MONAI or another library made some of them."""
+        if self._known["versions"] or self._cache is None or self._keying.version_in_key:
+            return
+        self._known["versions"] = True
+        pipeline = self._pipeline()
+        if pipeline is not None and self._cache.is_first("versions"):
+            said = other_versions(self._cache, self._entry_key, self.data, pipeline.versions)
+            if said:
+                warn_caller(said)
+
+    def explain(self, index: int) -> Explanation:
+        """Say why an item is found in the cache, or why it has to be computed.
+
+        Parameters
+        ----------
+        index : int
+            Of the item in `data`.
+
+        Returns
+        -------
+        Explanation
+            Its key; where it is not there, the nearest entry of the same source files, and each ingredient of the key
+            that differs: transform, attribute, function with file and line, source file, switch, version, precision.
+            All documents of the cache are read.
+
+        Raises
+        ------
+        IndexError
+            There is no such item.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from monai.transforms import Lambdad
+        >>> with tempfile.TemporaryDirectory() as d:
+        ...     for n in 1, 2:
+        ...         ds = PersistentDataset([{"x": n, "of": "a.nii"}], [Lambdad("x", float)], d)
+        ...         text = str(ds.explain(0))
+        ...         _ = ds[0]
+        ...         ds.close()
+        ...     print(text.splitlines()[-1])
+          item.x: 1 -> 2
+        """
+        item = self.data[index]
+        parts = self._key_parts(item)
+        pipeline = self._pipeline()
+        if self._cache is None or parts is None or pipeline is None:
+            return Explanation(None, note="nothing of this item is cached; ds.stats says why")
+        return explain(self._cache, entry_key(parts), {**parts, "pipeline": pipeline.form}, item)
 
     def _why_nothing(self) -> str:
         first = self.transform.transforms[0]
@@ -394,8 +465,3 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
             "monai.transforms.Transform: every access computes everything. Put deterministic transforms first (a plain "
             "function as monai.transforms.Lambda or Lambdad)"
         )
-
-    def _about(self, item: Any) -> dict[str, Any]:
-        transforms = list(self.transform.transforms[: self._cached_count()])
-        stamps = {"sources": source_stamps(item, root=self._root)} if self._check_sources else {}
-        return {"source": list(source_paths(item)), **stamps, "pipeline": describe(transforms)}

@@ -216,7 +216,7 @@ class CacheDataset(PersistentDataset):
         item = self.data[index]
         key = self._entry_key(item)
         if self._cache is not None and key is not None and key not in self._cache:
-            self._computed(item, key)
+            self._computed(item)
 
     def _watched(self, steps: Iterable[None], total: int) -> Iterable[None]:
         if not self.progress:
