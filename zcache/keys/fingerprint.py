@@ -266,7 +266,7 @@ class Canonicaliser(CodeWalk):
             if isinstance(value, torch.Generator):
                 return self._refuse_random(value)
             if isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule):
-                return script_form(torch, value)
+                return script_form(value)
         base = next((base for base in self._BASES if isinstance(value, base)), None)
         if base is not None:
             return self._extended(value, base, lambda: self._content(value, base))

@@ -16,31 +16,28 @@ _MANGLED = re.compile(rb"___torch_mangle_\d+")  # how many were compiled before 
 _LEFT_OUT = (".debug_pkl", ".data/serialization_id")  # where the source stood, and a number that each archive gets
 
 
-def script_form(torch: Any, value: Any) -> Json:
+def script_form(value: Any) -> Json:
     """Describe what `torch.jit.script` or `torch.jit.trace` returned: code, constants, parameters and buffers.
 
     Parameters
     ----------
-    torch : module
-        PyTorch, which the caller has found loaded.
     value : torch.jit.ScriptFunction or torch.jit.ScriptModule
         What was compiled.
 
     Returns
     -------
     Json
-        The hashes of what `torch.jit.save` writes of it, less what says where its source stood.
+        The hashes of what its archive holds, less what says where its source stood.
 
     Examples
     --------
-    >>> import torch
-    >>> networks = [torch.jit.script(torch.nn.Linear(1, 1)) for _ in range(2)]  # their weights are drawn at random
-    >>> script_form(torch, networks[0]) == script_form(torch, networks[1])
+    >>> import torch, warnings
+    >>> with warnings.catch_warnings(action="ignore"):  # newer versions advise to use something else
+    ...     networks = [torch.jit.script(torch.nn.Linear(1, 1)) for _ in range(2)]
+    >>> script_form(networks[0]) == script_form(networks[1])  # their weights are drawn at random
     False
     """
-    buffer = io.BytesIO()
-    torch.jit.save(value, buffer)
-    with zipfile.ZipFile(buffer) as archive:
+    with zipfile.ZipFile(io.BytesIO(value.save_to_buffer())) as archive:
         return [
             "script",
             [
