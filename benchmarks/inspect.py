@@ -39,7 +39,7 @@ HEAVY = ("torch", "monai", "zarr", "matplotlib", "pandas", "nibabel")
 SIZES = (1_000, 10_000)
 DELAY_S = 0.002
 IMPORTS = {"open_cache": "import zcache; zcache.open_cache", "the command": "import zcache.cli.app"}
-COMMAND = "from zcache.cli import main; main()"
+COMMAND = "from zcache.cli.app import app; app()"
 STEPS = [
     {
         "transform": name,

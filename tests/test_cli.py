@@ -19,7 +19,6 @@ import pytest
 from typer.testing import CliRunner
 
 import zcache
-import zcache.cli
 from tests.inspection.caches import fill, item, three_entries
 from tests.support import REPOSITORY, files_under, key, same_bits
 from zcache.cli.app import app
@@ -322,7 +321,8 @@ def test_demo_that_fails_leaves_nothing(tmp_path, monkeypatch, keep):
 def test_demo_and_control_c(tmp_path, keep):
     path = tmp_path / "run.py"
     path.write_text(
-        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom zcache.cli import main\nmain()\n"
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from zcache.cli.app import app\napp()\n"
     )
     folder = tmp_path / "tmp"
     folder.mkdir()
@@ -345,7 +345,7 @@ def test_demo_and_control_c(tmp_path, keep):
 
 def script(tmp_path: Path, *args: object) -> list[str]:
     path = tmp_path / "zcache_command.py"
-    path.write_text("from zcache.cli import main\nmain()\n")
+    path.write_text("from zcache.cli.app import app\napp()\n")
     return [sys.executable, str(path), *map(str, args)]
 
 
@@ -365,8 +365,8 @@ def test_control_c_ends_without_a_traceback(tmp_path):
         "        print('checked', flush=True)\n"
         "        time.sleep(30)\n"
         "app.verify = slow\n"
-        "from zcache.cli import main\n"
-        "main()\n"
+        "from zcache.cli.app import app\n"
+        "app()\n"
     )
     path = tmp_path / "slow.py"
     path.write_text(code)
@@ -394,14 +394,11 @@ def test_a_pipe_that_is_closed(cache_dir, tmp_path):
     process.wait(timeout=30)
 
 
-def test_without_its_extra(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "typer", None)
-    monkeypatch.delitem(sys.modules, "zcache.cli.app")
-    monkeypatch.delitem(sys.modules, "zcache.cli.output", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        zcache.cli.main()
-    assert ended.value.code == 2
-    assert "pip install 'zcache[inspect]'" in capsys.readouterr().err
+@pytest.mark.parametrize("package", ["nibabel", "matplotlib"])
+def test_demo_without_its_extra(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    error = run("demo", code=2).stderr
+    assert error == f"zcache: {package} is not installed, which this needs: pip install 'monai-zcache[inspect]'\n"
 
 
 def test_drawing_without_its_extra(cache_dir, monkeypatch):

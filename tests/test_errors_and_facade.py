@@ -35,6 +35,26 @@ def test_a_name_that_is_not_there():
     assert not hasattr(zcache, "_nothing")
 
 
+@pytest.mark.parametrize("problem", ["AttributeError", "ImportError", "ModuleNotFoundError"])
+def test_what_fails_behind_a_name_is_told(problem, tmp_path):
+    """`from … import` takes an AttributeError for a name that is not there."""
+    (tmp_path / "monai.py").write_text(f"raise {problem}('numpy has no bool8')")
+    printed = run_script(
+        """
+        for _ in range(2):
+            try:
+                from zcache import PersistentDataset
+            except ImportError as e:
+                print(e, type(e.__cause__ or e).__name__, sep="|")
+        """,
+        folder=tmp_path,
+    )
+    message = "numpy has no bool8"
+    if problem == "AttributeError":
+        message = f"zcache.PersistentDataset cannot be imported, since a module that it needs failed: {message}"
+    assert printed.splitlines() == [f"{message}|{problem}"] * 2
+
+
 def test_importing_the_package_or_the_cache_imports_neither_torch_nor_monai(tmp_path):
     printed = run_script(
         """

@@ -82,7 +82,10 @@ def __getattr__(name: str) -> Any:
     room = _ROOMS.get(name)
     if room is None:
         raise AttributeError(f"module 'zcache' has no attribute {name!r}")
-    value = getattr(import_module(room), name)
+    try:
+        value = getattr(import_module(room), name)
+    except AttributeError as e:  # which `from zcache import …` would take for "there is no such name"
+        raise ImportError(f"zcache.{name} cannot be imported, since a module that it needs failed: {e}") from e
     globals()[name] = value
     return value
 

@@ -14,6 +14,9 @@ __all__ = [
     "ZCacheWarning",
 ]
 
+DISTRIBUTION = "monai-zcache"
+"""The name to install this package by. ``zcache`` is somebody else's, whose code has the same import name."""
+
 
 class ZCacheError(Exception):
     """Base class of every error that zcache raises on purpose."""

@@ -168,10 +168,10 @@ def test_sliders_where_niivue_is_missing_and_a_sentence_where_both_are(tmp_path,
     entry = entry_of(tmp_path, pair())
     block(monkeypatch, "ipyniivue")
     assert isinstance(entry.view(), ipywidgets.VBox)
-    with pytest.raises(zcache.MissingExtraError, match=r"ipyniivue is not installed, .*'zcache\[notebook\]'"):
+    with pytest.raises(zcache.MissingExtraError, match=r"ipyniivue is not installed, .*'monai-zcache\[notebook\]'"):
         entry.view(viewer="niivue")
     block(monkeypatch, "ipyniivue", "ipywidgets")
-    with pytest.raises(zcache.MissingExtraError, match=r"ipywidgets is not installed, .*'zcache\[notebook\]'"):
+    with pytest.raises(zcache.MissingExtraError, match=r"ipywidgets is not installed, .*'monai-zcache\[notebook\]'"):
         entry.view()
 
 

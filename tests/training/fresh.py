@@ -43,7 +43,7 @@ class Fresh:
 
 
 def serve() -> None:
-    import monai.data  # noqa: F401, PLC0415 - in the server alone
+    import monai.data  # noqa: PLC0415 - in the server alone
     import monai.transforms  # noqa: F401, PLC0415
     import torch  # noqa: PLC0415
 

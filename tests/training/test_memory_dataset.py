@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import monai.data
 import numpy as np
 import pytest
 import torch
-from monai.data import MetaTensor
+from monai.data import Dataset, MetaTensor
 from monai.data.utils import pickle_hashing
 from monai.transforms import (
     Compose,
@@ -239,6 +241,77 @@ def test_each_rank_begins_to_fill_elsewhere(base, monkeypatch):
     monkeypatch.setattr(CacheDataset, "_fill_item", lambda self, i: (order.append(i), original(self, i))[1])
     CacheDataset(DATA, Shift(), memory="8MiB", memory_dir=base, runtime_cache=False, progress=False).close()
     assert order == [4, 5, 0, 1, 2, 3]
+
+
+@pytest.fixture
+def own_volumes(volumes, tmp_path) -> list[dict[str, str]]:
+    """Copies of two volumes, to be edited and removed."""
+    return [
+        {name: shutil.copy(item[name], tmp_path / f"{i}-{name}.nii.gz") for name in KEYS}
+        for i, item in enumerate(volumes[:2])
+    ]
+
+
+@pytest.mark.parametrize("gone", [KEYS, ["label"]])
+@pytest.mark.parametrize("options", [{}, {"hash_as_key": True, "num_workers": 2}])
+def test_filled_up_front_it_needs_the_files_no_longer(gone, options, own_volumes, base):
+    """As with MONAI, whose default this is; a copy of the data set, as a worker has it, needs them no more either."""
+    steps = [*ct_pipeline(), *random_part()]
+    options = {"progress": False, "runtime_cache": False, **options}
+    reference = monai.data.CacheDataset(own_volumes, steps, **options)
+    with CacheDataset(own_volumes, steps, memory="64MiB", memory_dir=base, **options) as ds:
+        for path in [item[name] for item in own_volumes for name in gone]:
+            Path(path).unlink()
+        expected = without_pixdim(epochs(reference, 2))
+        assert_same(expected, without_pixdim(epochs(ds, 2)))
+        assert_same(expected, without_pixdim(epochs(pickle.loads(pickle.dumps(ds)), 2)))
+        assert (ds.stats.misses, ds.stats.memory_hits, ds.stats.pushed_down) == (0, 4, 4)
+
+
+def test_filled_up_front_it_notices_edited_files_and_changed_transforms(own_volumes, base):
+    steps = ct_pipeline()
+    with CacheDataset(own_volumes, steps, memory="64MiB", memory_dir=base, progress=False, runtime_cache=False) as ds:
+        shutil.copy(own_volumes[1]["image"], own_volumes[0]["image"])
+        assert_same(without_ids(list(Dataset(own_volumes, Compose(steps)))), without_ids(list(ds)))
+        assert ds.stats.misses == 1
+        ds.transform = Compose(steps[:-1])
+        Path(own_volumes[1]["image"]).unlink()
+        with pytest.raises(RuntimeError, match="applying transform") as error:
+            ds[1]
+        assert "does not hold this item" in error.value.__notes__[-1]
+
+
+def test_files_that_vanish_while_it_is_filled_on_the_fly(own_volumes, base):
+    with CacheDataset(own_volumes, ct_pipeline(), memory="64MiB", memory_dir=base) as ds:
+        ds[0]
+        for item in own_volumes:
+            Path(item["image"]).unlink()
+        for i, item in enumerate(own_volumes):
+            with pytest.raises(RuntimeError, match="applying transform") as error:
+                ds[i]
+            (note,) = error.value.__notes__
+            assert note.startswith(f"{str(item['image'])!r} is not there. This CacheDataset is filled on the fly")
+            assert "runtime_cache=False" in note
+
+
+def test_files_that_vanish_though_memory_was_full(own_volumes, base):
+    with pytest.warns(ZCacheWarning, match=r"memory="):
+        ds = CacheDataset(
+            own_volumes, ct_pipeline(), memory="8KiB", memory_dir=base, progress=False, runtime_cache=False
+        )
+    with ds:
+        Path(own_volumes[0]["image"]).unlink()
+        with pytest.raises(RuntimeError, match="applying transform") as error:
+            ds[0]
+        assert "no room for it in memory=" in error.value.__notes__[-1]
+
+
+def test_an_error_that_has_nothing_to_do_with_files_gets_no_note(own_volumes, base):
+    Path(own_volumes[1]["label"]).write_bytes(b"no volume")
+    with CacheDataset(own_volumes, ct_pipeline(), memory="64MiB", memory_dir=base) as ds:
+        with pytest.raises(RuntimeError) as error:
+            ds[1]
+        assert not hasattr(error.value, "__notes__")
 
 
 @pytest.mark.parametrize("option", [{"cache_rate": -0.1}, {"cache_num": -1}])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import zcache
 from zcache.cli.demo import demo
 from zcache.cli.options import HELP_KEY, CacheOption, JsonOption, KeyArgument, PathArgument, complete_key
 from zcache.cli.output import FOUND, friendly, opened, print_json, say, show, show_table
@@ -39,7 +39,7 @@ _AGES = (("a day", 1), ("a week", 7), ("a month", 30), ("a year", 365))
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(installed_version("zcache"))
+        typer.echo(zcache.__version__)
         raise typer.Exit
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from zcache.cli.output import friendly, say
 from zcache.errors import CacheConfigError, ZCacheError
+from zcache.inspection import extras
 from zcache.inspection.view import open_cache
 
 __all__ = ["demo"]
@@ -37,6 +38,8 @@ def demo(
     ] = None,
 ) -> None:
     """Make a small cache of generated patients and show what can be seen of it, in half a minute."""
+    for package in ("nibabel", "matplotlib"):  # known now, not after half a minute
+        extras.module(package)
     with _folder(keep) as folder:
         _make(folder)
         _look(folder)

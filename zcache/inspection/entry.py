@@ -281,7 +281,9 @@ class EntryView:
         return display.entry_html(self)
 
     def __rich__(self) -> Any:
-        return extras.load("rich_tables").entry(self)
+        from zcache.inspection import rich_tables  # noqa: PLC0415 - rich takes longer to import than all of this
+
+        return rich_tables.entry(self)
 
     def _using(self, read: Callable[[StoredEntry], T]) -> T:
         entries = self._opened.entries

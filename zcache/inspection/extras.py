@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-from zcache.errors import MissingExtraError
+from zcache.errors import DISTRIBUTION, MissingExtraError
 
 __all__ = ["load", "module"]
 
@@ -22,7 +22,8 @@ def module(name: str, extra: str = "inspect") -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as e:
         package = (e.name or name).partition(".")[0]
-        raise MissingExtraError(f"{package} is not installed, which this needs: pip install 'zcache[{extra}]'") from e
+        command = f"pip install '{DISTRIBUTION}[{extra}]'"
+        raise MissingExtraError(f"{package} is not installed, which this needs: {command}") from e
 
 
 def load(room: str, extra: str = "inspect") -> ModuleType:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zcache.encoding.payload import Json
-from zcache.inspection import display, extras
+from zcache.inspection import display
 from zcache.inspection.listing import EntryInfo
 from zcache.inspection.pipelines import Pipeline, difference
 
@@ -133,7 +133,9 @@ class Summary:
         return display.summary_html(self)
 
     def __rich__(self) -> Any:
-        return extras.load("rich_tables").summary(self)
+        from zcache.inspection import rich_tables  # noqa: PLC0415 - rich takes longer to import than all of this
+
+        return rich_tables.summary(self)
 
 
 def summarise(path: Path, infos: Sequence[EntryInfo], foreign: tuple[str, ...], problem: str) -> Summary:

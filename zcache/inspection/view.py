@@ -224,7 +224,9 @@ class CacheView(Mapping[str, EntryView]):
         return display.cache_html(self)
 
     def __rich__(self) -> Any:
-        return extras.load("rich_tables").cache(self)
+        from zcache.inspection import rich_tables  # noqa: PLC0415 - rich takes longer to import than all of this
+
+        return rich_tables.cache(self)
 
     def _some(self, keys: Iterable[str]) -> CacheView:
         return CacheView(self._opened, list(keys))

@@ -284,11 +284,11 @@ class PersistentDataset(Dataset):  # type: ignore[misc]
 
     def _cachecheck(self, item_transformed: Any) -> Any:
         """Return an item as the cached transforms leave it: read back, or computed and handed to the cache."""
-        parts = self._key_parts(item_transformed)
-        if self._cache is None or parts is None:
+        key = self._entry_key(item_transformed)
+        if self._cache is None or key is None:
             result = self._pre_transform(deepcopy(item_transformed))
         else:
-            found = self._cache.get(entry_key(parts), _MISS)
+            found = self._cache.get(key, _MISS)
             if found is _MISS:
                 return self._computed(item_transformed)
             self._look_at_versions()

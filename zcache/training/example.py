@@ -68,7 +68,7 @@ def fill(folder: Path) -> Iterator[str]:
     folder : Path
         Is there; gets ``data/`` and ``cache/``.
     """
-    import nibabel as nib  # noqa: PLC0415 - of the extra that brings the command
+    import nibabel as nib  # noqa: PLC0415 - of the extra "inspect"
     from monai.transforms import (  # noqa: PLC0415
         EnsureChannelFirstd,
         LoadImaged,

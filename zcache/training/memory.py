@@ -13,12 +13,21 @@ from monai.data import Dataset
 
 from zcache.encoding.narrowing import Precision
 from zcache.errors import CacheConfigError
-from zcache.keys import digest, item_fingerprint
+from zcache.keys import digest, item_fingerprint, source_paths
 from zcache.storage.threads import cpu_count
 from zcache.training.dataset import HashFunc, PersistentDataset
 from zcache.troubles import warn_caller
 
 __all__ = ["CacheDataset"]
+
+_ON_THE_FLY = (
+    "This CacheDataset is filled on the fly and looks at the files of an item on every access: they must stay. With "
+    "runtime_cache=False it is filled before the constructor returns, and they may go then."
+)
+_NOT_HELD = (
+    "This CacheDataset was filled up front, but does not hold this item, which is computed on each access: there was "
+    "no room for it in memory=, or the transforms have changed since."
+)
 
 
 class CacheDataset(PersistentDataset):
@@ -56,8 +65,9 @@ class CacheDataset(PersistentDataset):
     hash_func : callable, optional
         With `hash_as_key`: ``hash_func(item) -> bytes`` in place of the fingerprint of an item.
     runtime_cache : bool, str or object
-        False: compute all items before the constructor returns. Anything else: on the fly; MONAI's modes and lists have
-        no other effect.
+        False: compute all items before the constructor returns; what fits into `memory` needs its files no longer.
+        Anything else: on the fly, and files must stay; MONAI's modes and lists have no other effect. (MONAI's default
+        is false.)
     memory : int or str
         Bytes that all processes of the node may take together, such as ``"64GiB"``; ``"auto"``: half of what is
         available. What does not fit is computed on each access.
@@ -164,6 +174,7 @@ class CacheDataset(PersistentDataset):
         self.runtime_cache = runtime_cache
         self.cache_num = 0
         self._hash_keys: frozenset[Any] | None = None
+        self._filled: dict[tuple[str, Any], tuple[str, tuple[str, ...]]] = {}
         self.set_data(data)
 
     def set_data(self, data: Sequence[Any]) -> None:
@@ -171,7 +182,8 @@ class CacheDataset(PersistentDataset):
         self.data = data
         chosen = self._chosen()
         self.cache_num = len(chosen)
-        if self.runtime_cache is False or self.runtime_cache is None:
+        self._filled = {}
+        if not self._on_the_fly():
             self._fill(chosen)
 
     def __repr__(self) -> str:
@@ -203,6 +215,9 @@ class CacheDataset(PersistentDataset):
             return self.hash_func(item)
         return digest(item_fingerprint(item, root=self._root, check_sources=False))
 
+    def _on_the_fly(self) -> bool:
+        return self.runtime_cache is not False and self.runtime_cache is not None
+
     def _fill(self, indices: list[int]) -> None:
         """Compute items on several threads, but for those that are there; stop when memory is full."""
         refused = self.stats.memory_refused
@@ -214,9 +229,36 @@ class CacheDataset(PersistentDataset):
 
     def _fill_item(self, index: int) -> None:
         item = self.data[index]
-        key = self._entry_key(item)
-        if self._cache is not None and key is not None and key not in self._cache:
-            self._computed(item)
+        key = super()._entry_key(item)
+        if self._cache is None or key is None:
+            return
+        files = tuple(path for path in source_paths(item) if os.path.exists(path))  # noqa: PTH110 - any text
+        if key not in self._cache:
+            super()._computed(item)
+        self._filled[self._told(item)] = key, files
+
+    def _entry_key(self, item: Any) -> str | None:
+        """Return the key of an item; the one that it had when it was filled up front if a file of it is gone since."""
+        key = super()._entry_key(item)
+        if not self._filled or key is None or self._cache is None or key in self._cache:
+            return key
+        then, files = self._filled.get(self._told(item), (key, ()))
+        return key if all(map(os.path.exists, files)) else then
+
+    def _told(self, item: Any) -> tuple[str, Any]:
+        """Tell an item and its pipeline apart from others, whether or not its files are there."""
+        pipeline = self._pipeline()
+        return "" if pipeline is None else pipeline.digest, self._hash(item)
+
+    def _computed(self, item: Any) -> Any:
+        """Compute an item; where it cannot be since a file of it is gone, say how long files are needed."""
+        try:
+            return super()._computed(item)
+        except (OSError, RuntimeError) as e:  # MONAI makes a RuntimeError of whatever a transform raises
+            gone = next((path for path in source_paths(item) if not os.path.exists(path)), None)  # noqa: PTH110
+            if gone is not None:
+                e.add_note(f"{gone!r} is not there. {_ON_THE_FLY if self._on_the_fly() else _NOT_HELD}")
+            raise
 
     def _watched(self, steps: Iterable[None], total: int) -> Iterable[None]:
         if not self.progress:
