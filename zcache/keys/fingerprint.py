@@ -241,14 +241,15 @@ class Canonicaliser(CodeWalk):
     # ---- the walk
 
     def _visit(self, value: object) -> Json:
-        if self._leaf is not None and isinstance(value, str | os.PathLike) and not isinstance(value, enum.Enum):
-            form = self._file(value)
+        kind = type(value)
+        if isinstance(value, str | os.PathLike):
+            form = None if isinstance(value, enum.Enum) else self._file(value)
             if form is not None:
                 return form
-        plain = PLAIN.get(type(value))
+        plain = PLAIN.get(kind)
         if plain is not None:
             return plain(value)
-        container = self._CONTAINERS.get(type(value))
+        container = self._CONTAINERS.get(kind)
         if container is not None:
             return self._once(value, lambda: container(self, value))
         if hasattr(type(value), "__zcache_fingerprint__"):

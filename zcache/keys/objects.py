@@ -218,16 +218,11 @@ def attributes(value: object) -> dict[str, Any]:
     >>> attributes(SimpleNamespace(width=2, level=1, R=np.random.RandomState(0)))
     {'level': 1, 'width': 2}
     """
-    cls = type(value)
+    cls: type = type(value)
     state = {name: getattr(value, name) for name in _slots(cls) if hasattr(value, name)} | getattr(
         value, "__dict__", {}
     )
-    skipped = {
-        name
-        for base in cls.__mro__
-        if base.__module__.startswith("monai.")
-        for name in _TRANSIENT.get(base.__name__, ())
-    }
+    skipped = _transient(cls)
     return {
         name: state[name]
         for name in sorted(state)
@@ -264,6 +259,14 @@ def needs_reduce(cls: type) -> bool:
     return cls.__basicsize__ > expected or cls.__itemsize__ > 0
 
 
+@functools.lru_cache(maxsize=4096)
+def _transient(cls: type) -> frozenset[str]:
+    """Return what MONAI's transforms of a class note down while they work."""
+    monais = (base.__name__ for base in cls.__mro__ if base.__module__.startswith("monai."))
+    return frozenset(name for base in monais for name in _TRANSIENT.get(base, ()))
+
+
+@functools.lru_cache(maxsize=4096)
 def _slots(cls: type) -> list[str]:
     """List the attributes in slots, under the names that they are stored by."""
     names = []

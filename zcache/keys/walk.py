@@ -82,14 +82,16 @@ class Walk(ABC):
 
     def _at(self, label: str, value: object) -> Json:
         """Describe a part, so that an error inside says where it is."""
-        with self._inside(label):
-            return self._visit(value)
+        self._path.append(label)
+        form = self._visit(value)
+        self._path.pop()  # not in a `finally`: an error on its way out reports the path, and the walk is over
+        return form
 
     @contextmanager
     def _inside(self, label: str) -> Iterator[None]:
         self._path.append(label)
         yield
-        self._path.pop()  # not in a `finally`: an error on its way out reports the path, and the walk is over
+        self._path.pop()  # as above
 
     def _once(self, value: object, build: Callable[[], Json]) -> Json:
         """Describe a container or an object, or refer back to it where it contains itself."""
